@@ -1,0 +1,56 @@
+"""The ``MODEL.SAMPLER`` node of a Detectron2 config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectron2.config import CfgNode
+
+from .samplers import LABEL_SAMPLER_REGISTRY
+
+
+def add_sampler_config(cfg: CfgNode) -> None:
+    """Add ``MODEL.SAMPLER`` to ``cfg``; a second call keeps what was set in between."""
+    defaults = _defaults()
+    if "SAMPLER" not in cfg.MODEL:
+        cfg.MODEL.SAMPLER = defaults
+        return
+    for key, value in defaults.items():
+        if key not in cfg.MODEL.SAMPLER:
+            cfg.MODEL.SAMPLER[key] = value
+
+
+def check_sampler_config(cfg: CfgNode) -> None:
+    """Raise ValueError, naming key, value and choices, where ``MODEL.SAMPLER`` cannot be used."""
+    sampler = cfg.MODEL.SAMPLER
+    choices = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
+    _check("IMPL", sampler.IMPL, sampler.IMPL in choices, f"choose one of: {', '.join(choices)}")
+    _check("SEED", sampler.SEED, sampler.SEED >= -1, "-1 or at least 0")
+    _check("LOG_PERIOD", sampler.LOG_PERIOD, sampler.LOG_PERIOD >= 1, "at least 1")
+    _check("WARMUP_ITERS", sampler.WARMUP_ITERS, sampler.WARMUP_ITERS >= 0, "at least 0")
+
+
+def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
+    if not is_right:
+        raise ValueError(f"MODEL.SAMPLER.{key} is {value!r}; {choices}")
+
+
+def _defaults() -> CfgNode:
+    node = CfgNode()
+    # Who samples the labels in the RPN and the ROI heads:
+    #   "naive"     Detectron2 itself; nothing is installed
+    #   "static"    the whole batch at once, with fixed shapes
+    #   "compiled"  the static sampler through torch.compile
+    # or the name of a sampler of your own in LABEL_SAMPLER_REGISTRY.
+    node.IMPL = "naive"
+    # Seed of the samples alone: at least 0, and they depend on nothing but the seed, the rank,
+    # the head and the number of the call. -1 draws from torch's global generator.
+    # Without meaning for "naive".
+    node.SEED = -1
+    # Measure every iteration: OUTPUT_DIR/step_times.jsonl and Detectron2's own logs.
+    node.TIMING = True
+    # Iterations between two lines of step times on the console.
+    node.LOG_PERIOD = 20
+    # First iterations of a run that its summary leaves out.
+    node.WARMUP_ITERS = 10
+    return node

@@ -1,0 +1,19 @@
+"""What a training run adds to Detectron2's: checks, step times, sampler state, CPU processes."""
+
+from .checks import check_run
+from .hooks import SamplerHook
+from .launch import launch
+from .picture import draw_detections
+from .step_log import StepLog, read_steps, summarize_steps
+from .step_timer import StepTimer
+
+__all__ = [
+    "SamplerHook",
+    "StepLog",
+    "StepTimer",
+    "check_run",
+    "draw_detections",
+    "launch",
+    "read_steps",
+    "summarize_steps",
+]

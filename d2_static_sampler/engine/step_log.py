@@ -1,0 +1,90 @@
+"""The step log: a file of one JSON object a line, strictly rising in "iteration"."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+logger = logging.getLogger(f"detectron2.{__name__}")
+Row = dict[str, Any]
+
+
+class StepLog:
+    """Appends rows to a step log.
+
+    Args:
+        path: the file. Rows before ``start_iter`` stay, as in a resumed run; later ones, which
+            this run will write again, are dropped. A run that starts at 0 beside the log of an
+            earlier run keeps that as ``<name>.old``.
+        start_iter: the first iteration of this run.
+    """
+
+    def __init__(self, path: str | Path, start_iter: int) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            self._keep_before(start_iter)
+        self._file = self.path.open("a")
+
+    def append(self, row: Row) -> None:
+        """Write one row, and flush it."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _keep_before(self, start_iter: int) -> None:
+        if start_iter == 0:
+            old = self.path.with_name(self.path.name + ".old")
+            self.path.replace(old)
+            logger.info(f"Kept the step times of an earlier run as {old}")
+            return
+        rows = [row for row in read_steps(self.path) if row["iteration"] < start_iter]
+        part = self.path.with_name(self.path.name + ".part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.replace(part, self.path)
+
+
+def read_steps(path: str | Path) -> list[Row]:
+    """The rows of a step log; a last line that a killed run left half-written is left out."""
+    rows: list[Row] = []
+    for line in Path(path).read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append(json.loads(line))
+    return rows
+
+
+def summarize_steps(rows: Iterable[Row]) -> str:
+    """A table of each time's median and 95th percentile, warm-up iterations left out.
+
+    One pair of columns for each IMPL that the rows name.
+    """
+    steps: dict[str, list[Row]] = {}
+    for row in rows:
+        if not row["warmup"]:
+            steps.setdefault(row["impl"], []).append(row)
+    if not steps:
+        return "No step times outside warm-up"
+    names = [key for key in next(iter(steps.values()))[0] if key.endswith("_ms")]
+    table = [[name, *_figures(steps.values(), name)] for name in names]
+    header = ["ms"]
+    for impl, of_impl in steps.items():
+        header += [f"{impl}: median of {len(of_impl)}", "p95"]
+    return tabulate(table, headers=header, floatfmt=".2f", tablefmt="pipe")
+
+
+def _figures(groups: Iterable[list[Row]], name: str) -> list[float]:
+    figures = []
+    for rows in groups:
+        values = sorted(row[name] for row in rows)
+        figures += [statistics.median(values), values[int(0.95 * (len(values) - 1) + 0.5)]]
+    return figures

@@ -1,0 +1,142 @@
+"""Times the phases of a training step, whoever samples the labels.
+
+The timer wraps the functions at the borders of the phases while a step runs, and takes every
+wrapper away when it ends: between steps the model can be copied or saved as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from detectron2.modeling.proposal_generator import rpn
+from detectron2.modeling.roi_heads import roi_heads
+from torch import nn
+
+from .clock import HostClock, clock_for
+
+# These and "other" add up to the total.
+PHASES = ("data", "forward", "backward", "optimizer")
+# These lie inside the forward: the whole labelling of a head, and the sampling in it.
+PARTS = ("rpn_label", "rpn_sample", "roi_label", "roi_sample")
+
+
+@dataclass
+class StepTimes:
+    """The moments of one step; read by :meth:`milliseconds` when they are past.
+
+    Attributes:
+        spans: start and end of every stretch of a phase or part.
+        images: how many images the model was given.
+    """
+
+    clock: HostClock
+    start: Any = None
+    end: Any = None
+    images: int = 0
+    spans: dict[str, list[tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
+
+    def milliseconds(self) -> dict[str, float]:
+        """``<name>_ms`` of every phase, of other, of the total and of every part."""
+        total = round(self.clock.elapsed_ms(self.start, self.end), 3)
+        times = {f"{name}_ms": self._sum(name) for name in PHASES}
+        times["other_ms"] = round(total - sum(times.values()), 3)
+        times["total_ms"] = total
+        return times | {f"{name}_ms": self._sum(name) for name in PARTS}
+
+    def _sum(self, name: str) -> float:
+        return round(sum(self.clock.elapsed_ms(*span) for span in self.spans[name]), 3)
+
+
+class StepTimer:
+    """Times one step after another of a model and its optimizer.
+
+    Args:
+        model: in training; wrapped for data-parallel training or not.
+        optimizer: steps its parameters.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.clock = clock_for(next(model.parameters()).device)
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[StepTimes]:
+        """Time what runs inside as one step. Data is what comes before the first forward."""
+        times = StepTimes(self.clock)
+        with contextlib.ExitStack() as wrappers:
+            self._wrap_all(times, wrappers)
+            times.start = self.clock.mark()
+            yield times
+            times.end = self.clock.mark()
+
+    def _wrap_all(self, times: StepTimes, wrappers: contextlib.ExitStack) -> None:
+        def wrap(owner: Any, name: str, span: str) -> None:
+            function = _timed(getattr(owner, name), span, times)
+            wrappers.enter_context(_replaced(owner, name, function))
+
+        forward = _counting_forward(self.model.forward, times)
+        wrappers.enter_context(_replaced(self.model, "forward", forward))
+        wrap(torch.Tensor, "backward", "backward")
+        wrap(self.optimizer, "step", "optimizer")
+        # Detectron2's own sampling, which its heads find by this name.
+        wrap(rpn, "subsample_labels", "rpn_sample")
+        wrap(roi_heads, "subsample_labels", "roi_sample")
+        for module in self.model.modules():
+            if hasattr(module, "label_and_sample_anchors"):
+                head = "rpn"
+                wrap(module, "label_and_sample_anchors", "rpn_label")
+            elif hasattr(module, "label_and_sample_proposals"):
+                head = "roi"
+                wrap(module, "label_and_sample_proposals", "roi_label")
+            else:
+                continue
+            if "_label_sampler" in vars(module):
+                wrap(module, "_label_sampler", f"{head}_sample")
+
+
+def _timed(function: Callable[..., Any], span: str, times: StepTimes) -> Callable[..., Any]:
+    @functools.wraps(function, updated=())
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = times.clock.mark()
+        result = function(*args, **kwargs)
+        times.spans[span].append((start, times.clock.mark()))
+        return result
+
+    return timed
+
+
+def _counting_forward(forward: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
+    timed = _timed(forward, "forward", times)
+
+    @functools.wraps(forward)
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        if not times.spans["data"]:
+            times.spans["data"].append((times.start, times.clock.mark()))
+        if args and isinstance(args[0], list | tuple):
+            times.images += len(args[0])
+        return timed(*args, **kwargs)
+
+    return counting
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Bind ``owner.name`` to ``value``, past any ``__setattr__`` of an instance, and back."""
+    unset = object()
+    before = vars(owner).get(name, unset)
+    put = setattr if isinstance(owner, type) else object.__setattr__
+    put(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is unset:
+            (delattr if isinstance(owner, type) else object.__delattr__)(owner, name)
+        else:
+            put(owner, name, before)

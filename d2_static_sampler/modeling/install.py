@@ -1,0 +1,159 @@
+"""Installing a sampler in a built model, and taking it out again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from detectron2.config import CfgNode
+from detectron2.modeling.proposal_generator.rpn import RPN
+from detectron2.modeling.proposal_generator.rrpn import RRPN
+from detectron2.modeling.roi_heads.roi_heads import ROIHeads
+from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
+from torch import nn
+
+from ..config import check_sampler_config
+from ..samplers import LabelSampler, build_label_sampler
+from .head_sampler import HeadSampler
+from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
+from .rpn import AnchorSampler, BatchAnchorSampler
+from .subclass import enter_subclass, leave_subclass, own_class
+
+logger = logging.getLogger(f"detectron2.{__name__}")
+
+
+class Seam(NamedTuple):
+    """Where a head samples: a method over the whole batch, and one for an image inside it."""
+
+    heads: tuple[type[nn.Module], ...]
+    batch_method: str
+    image_method: str
+    batch_mixin: type
+    image_mixin: type
+
+
+# The first seam whose head a module is counts: RROIHeads is a ROIHeads too.
+_SEAMS = (
+    Seam(
+        heads=(RPN, RRPN),
+        batch_method="label_and_sample_anchors",
+        image_method="_subsample_labels",
+        batch_mixin=BatchAnchorSampler,
+        image_mixin=AnchorSampler,
+    ),
+    Seam(
+        heads=(RROIHeads,),
+        batch_method="label_and_sample_proposals",
+        image_method="_sample_proposals",
+        batch_mixin=BatchRotatedProposalSampler,
+        image_mixin=ProposalSampler,
+    ),
+    Seam(
+        heads=(ROIHeads,),
+        batch_method="label_and_sample_proposals",
+        image_method="_sample_proposals",
+        batch_mixin=BatchProposalSampler,
+        image_mixin=ProposalSampler,
+    ),
+)
+_DETECTRON2_HEADS = (RPN, RRPN, ROIHeads, RROIHeads)
+
+
+def install_sampler(
+    model: nn.Module, cfg_or_name_or_sampler: Any, *, seed: int | None = None
+) -> nn.Module:
+    """Let a label sampler serve every RPN and every ROI heads of ``model``, in place.
+
+    Call it on a built model, from YAML or LazyConfig, before it is wrapped for data-parallel
+    training. Keys of the state dict, checkpoints, inference and other models stay as they are.
+    A method that a subclass of yours overrides stays yours. "naive" means Detectron2's own
+    code: whatever was installed is taken out. A second call replaces the first one's sampler.
+
+    Args:
+        model: any module that holds RPN or ROIHeads modules, or is one.
+        cfg_or_name_or_sampler: a config with ``MODEL.SAMPLER``, a registered name, or a sampler.
+        seed: overrides ``MODEL.SAMPLER.SEED``; -1, the default, is torch's global generator.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ValueError: a name that is not registered, or a wrong value in the config.
+    """
+    impl, sampler, seed = _resolve(cfg_or_name_or_sampler, seed)
+    uninstall_sampler(model)
+    if sampler is None:
+        return model
+    heads = [(name, module) for name, module in model.named_modules() if _seam(module)]
+    for number, (name, module) in enumerate(heads):
+        if mixin := _choose_mixin(name, module):
+            enter_subclass(module, mixin)
+            # Not through nn.Module's __setattr__: the sampler is no child of the model.
+            module.__dict__["_label_sampler"] = HeadSampler(
+                sampler, impl=impl, head=number, seed=seed
+            )
+    if not heads:
+        logger.warning(f"{type(model).__name__} has no RPN and no ROIHeads: no sampler installed")
+    return model
+
+
+def uninstall_sampler(model: nn.Module) -> nn.Module:
+    """Give every head of ``model`` its own class back, in place; returns ``model``."""
+    for module in installed_samplers(model):
+        leave_subclass(module)
+        del module.__dict__["_label_sampler"]
+    return model
+
+
+def installed_samplers(model: nn.Module) -> dict[nn.Module, HeadSampler]:
+    """The heads of ``model`` that have a sampler, with what they call, in the model's order."""
+    return {
+        module: module.__dict__["_label_sampler"]
+        for module in model.modules()
+        if "_label_sampler" in module.__dict__
+    }
+
+
+def _resolve(choice: Any, seed: int | None) -> tuple[str, LabelSampler | None, int]:
+    """Name, sampler (None for Detectron2's own) and seed of an ``install_sampler`` call."""
+    if isinstance(choice, CfgNode):
+        check_sampler_config(choice)
+        seed = choice.MODEL.SAMPLER.SEED if seed is None else seed
+        choice = choice.MODEL.SAMPLER.IMPL
+    seed = -1 if seed is None else seed
+    if seed < -1:
+        raise ValueError(f"seed is {seed}; -1 or at least 0")
+    if choice == "naive":
+        return choice, None, seed
+    if isinstance(choice, str):
+        return choice, build_label_sampler(choice), seed
+    if not callable(choice):
+        raise TypeError(f"expected a config, a sampler's name or a sampler, not {choice!r}")
+    return getattr(choice, "__name__", type(choice).__name__), choice, seed
+
+
+def _seam(module: nn.Module) -> Seam | None:
+    return next((seam for seam in _SEAMS if isinstance(module, seam.heads)), None)
+
+
+def _choose_mixin(name: str, module: nn.Module) -> type | None:
+    """The mixin that replaces what a user's subclass has not; None where nothing is left."""
+    seam = _seam(module)
+    assert seam is not None
+    cls = own_class(module)
+    overrides = [
+        method for method in (seam.batch_method, seam.image_method) if _is_users(cls, method)
+    ]
+    if overrides:
+        logger.warning(
+            f"{name or cls.__name__}: {cls.__name__} overrides {', '.join(overrides)}, "
+            "which stays as it is"
+        )
+    if seam.image_method in overrides:
+        return None
+    return seam.image_mixin if overrides else seam.batch_mixin
+
+
+def _is_users(cls: type, method: str) -> bool:
+    owner = next(base for base in cls.__mro__ if method in base.__dict__)
+    return owner not in _DETECTRON2_HEADS

@@ -1,0 +1,80 @@
+"""Mixins that put a sampler in front of Detectron2's RPN and RRPN.
+
+B images, N anchors, K samples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..samplers import LabelSample
+
+if TYPE_CHECKING:
+    from detectron2.modeling.proposal_generator.rpn import RPN
+
+    from .head_sampler import HeadSampler
+else:
+    RPN = object
+
+BACKGROUND = 0
+
+
+class AnchorSampler(RPN):
+    """Samples the anchors of one image: for heads whose owner wrote the loop over the images."""
+
+    _label_sampler: HeadSampler
+
+    @torch.jit.unused
+    def _subsample_labels(self, label: Tensor) -> Tensor:
+        """Set all of the (N,) labels to -1 but a sample's, in place."""
+        return label.copy_(self._sampled(label))
+
+    @torch.jit.unused
+    def _sampled(self, labels: Tensor) -> Tensor:
+        """(N,) or (B, N) labels with -1 everywhere but in the sample."""
+        sample = self._label_sampler(
+            labels,
+            num_samples=self.batch_size_per_image,
+            positive_fraction=self.positive_fraction,
+            bg_label=BACKGROUND,
+        )
+        return _label_vector(sample, labels)
+
+
+class BatchAnchorSampler(AnchorSampler):
+    """Samples the anchors of all images at once."""
+
+    _in_batch = False
+
+    @torch.jit.unused
+    @torch.no_grad()
+    def label_and_sample_anchors(
+        self, anchors: list[Any], gt_instances: list[Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Label as Detectron2 does, image by image, then sample the batch in one call.
+
+        Same arguments and results as the method of this name in Detectron2's ``RPN``.
+        """
+        self._in_batch = True
+        try:
+            labels, matched_boxes = super().label_and_sample_anchors(anchors, gt_instances)
+        finally:
+            del self._in_batch
+        return list(self._sampled(torch.stack(labels))), matched_boxes
+
+    @torch.jit.unused
+    def _subsample_labels(self, label: Tensor) -> Tensor:
+        return label if self._in_batch else super()._subsample_labels(label)
+
+
+def _label_vector(sample: LabelSample, labels: Tensor) -> Tensor:
+    """1 at the picked positives, 0 at the picked negatives, -1 elsewhere; shape of ``labels``."""
+    n = labels.shape[-1]
+    # One column more than there are anchors takes what the padding slots write.
+    vector = labels.new_full((*labels.shape[:-1], n + 1), -1)
+    place = torch.where(sample.is_valid, sample.index, n)
+    vector.scatter_(-1, place, sample.is_pos.to(labels.dtype))
+    return vector[..., :n]

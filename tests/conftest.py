@@ -1,0 +1,36 @@
+"""Shared by all tests: one CPU thread and a fixed seed, so that results repeat bit for bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _repeatable() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def warnings_of_detectron2(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """The warnings that were logged so far; Detectron2's logger does not propagate."""
+    records: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+
+    handler = Collect(level=logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("detectron2", "d2_static_sampler")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield records
+    for logger in loggers:
+        logger.removeHandler(handler)

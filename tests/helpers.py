@@ -1,0 +1,89 @@
+"""Small real models and batches that the tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode, get_cfg
+from detectron2.modeling import build_model
+from detectron2.structures import BitMasks, Boxes, Instances, PolygonMasks
+from detectron2.utils.events import EventStorage
+from torch import Tensor, nn
+
+from d2_static_sampler import LabelSample, add_sampler_config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NUM_CLASSES = 3
+
+
+def small_config(*opts: Any, name: str = "quick/Base-RCNN-R_18-FPN-shapes.yaml") -> CfgNode:
+    """A config of ours for the CPU, with ``KEY, VALUE`` pairs on top."""
+    cfg = get_cfg()
+    add_sampler_config(cfg)
+    cfg.merge_from_file(str(CONFIGS / name))
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", "", *opts])
+    return cfg
+
+
+def small_model(*opts: Any, seed: int = 0) -> nn.Module:
+    """A detector in training mode, equal for equal arguments."""
+    torch.manual_seed(seed)
+    return build_model(small_config(*opts)).train()
+
+
+def make_batch(num_gt: tuple[int, ...], *, size: int = 96, masks: str = "", seed: int = 0) -> Any:
+    """One input a count of ground-truth boxes; ``masks`` is "", "polygon" or "bitmask"."""
+    random = torch.Generator().manual_seed(seed)
+    batch = []
+    for count in num_gt:
+        corner = torch.rand(count, 2, generator=random) * size * 0.6
+        extent = torch.rand(count, 2, generator=random) * size * 0.3 + 8
+        truth = Instances((size, size))
+        truth.gt_boxes = Boxes(torch.cat([corner, corner + extent], dim=1))
+        truth.gt_classes = torch.randint(NUM_CLASSES, (count,), generator=random)
+        if masks == "polygon":
+            truth.gt_masks = PolygonMasks([[_outline(box)] for box in truth.gt_boxes.tensor])
+        elif masks == "bitmask":
+            truth.gt_masks = BitMasks(torch.rand(count, size, size, generator=random) > 0.5)
+        image = torch.rand(3, size, size, generator=random) * 255
+        batch.append({"image": image, "instances": truth, "height": size, "width": size})
+    return batch
+
+
+def step(model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], dict]:
+    """Losses, gradients by parameter, and logged scalars of one forward and backward."""
+    model.zero_grad()
+    with EventStorage() as storage:
+        losses = model(batch)
+        sum(losses.values()).backward()
+    gradients = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    logged = {name: value for name, (value, _) in storage.latest().items()}
+    return {name: loss.detach() for name, loss in losses.items()}, gradients, logged
+
+
+class ReplaySampler:
+    """Returns recorded picks: a list a call of (positives, negatives), one pair an image."""
+
+    def __init__(self, calls: list[list[tuple[Tensor, Tensor]]]) -> None:
+        self.calls = list(calls)
+
+    def __call__(self, labels: Tensor, *, num_samples: int, **_: Any) -> LabelSample:
+        picks = self.calls.pop(0)
+        assert len(picks) == len(labels)
+        index = torch.zeros((len(picks), num_samples), dtype=torch.int64)
+        for row, (positives, negatives) in zip(index, picks, strict=True):
+            row[: len(positives) + len(negatives)] = torch.cat([positives, negatives])
+        num_pos = torch.tensor([len(positives) for positives, _ in picks])
+        num_neg = torch.tensor([len(negatives) for _, negatives in picks])
+        return LabelSample(index, num_pos, num_neg)
+
+
+def _outline(box: Tensor) -> Any:
+    x0, y0, x1, y1 = box.tolist()
+    return torch.tensor([x0, y0, x1, y0, x1, y1, x0, y1], dtype=torch.float64).numpy()

@@ -1,0 +1,66 @@
+"""The compiled sampler: really compiled, few graphs, the static sampler's samples."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import torch
+
+from d2_static_sampler import build_label_sampler
+
+ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
+
+
+def test_two_graphs_serve_every_size_and_batch():
+    static, compiled = build_label_sampler("static"), build_label_sampler("compiled")
+    for rows in (2, 1, 3, 2, 5):
+        for n in (40, 700, 3000, 10_001):
+            labels = torch.randint(-1, 3, (rows, n)).to(torch.int8)
+            words = torch.randint(1 << 62, (2, rows, 64))
+            expected = static(labels, **ASKED, words=words)
+            sample = compiled(labels, **ASKED, words=words)
+            assert torch.equal(sample.index, expected.index)
+            assert torch.equal(sample.num_pos, expected.num_pos)
+            assert torch.equal(sample.num_neg, expected.num_neg)
+    assert compiled.num_graphs == 2
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(labels, **ASKED)
+    with torch.inference_mode():
+        compiled(labels, **ASKED)
+    assert compiled.num_graphs <= 3
+    assert not compiled.is_eager
+
+
+def test_a_copy_compiles_its_own():
+    compiled = build_label_sampler("compiled")
+    compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)
+    for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert clone.num_graphs == 0
+
+
+def test_without_a_compiler_it_warns_once_and_stays_static(tmp_path):
+    script = """
+import torch
+from d2_static_sampler.samplers import build_label_sampler
+sampler = build_label_sampler("compiled")
+labels = torch.randint(-1, 3, (2, 300))
+for _ in range(3):
+    sample = sampler(labels, num_samples=32, positive_fraction=0.5, bg_label=0)
+assert sample.num_pos.tolist() == [16, 16] and sampler.is_eager
+"""
+    environment = os.environ | {
+        "PATH": str(tmp_path),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    environment.pop("CXX", None)
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("runs as 'static' from here on") == 1
+    assert "C++ compiler" in run.stderr
+    assert "Traceback" not in run.stderr
