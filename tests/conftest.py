@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
+import detectron2
 import pytest
 import torch
 
@@ -34,3 +36,7 @@ def warnings_of_detectron2(caplog: pytest.LogCaptureFixture) -> Iterator[list[st
     yield records
     for logger in loggers:
         logger.removeHandler(handler)
+
+
+def pytest_report_header() -> str:
+    return f"detectron2: {detectron2.__version__} in {os.path.dirname(detectron2.__file__)}"

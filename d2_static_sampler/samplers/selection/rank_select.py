@@ -89,6 +89,10 @@ def _membership(labels: Tensor, background: int | None, width: int) -> Tensor:
     member = torch.empty((rows, 2, padded), dtype=torch.bool, device=labels.device)
     member[:, :, n:] = False
     positive, negative = member[:, 0, :n], member[:, 1, :n]
+    if labels.element_size() == 1:
+        # A comparison that answers in the type of its operands takes a tenth of the time.
+        labels = labels.view(torch.uint8) if labels.dtype == torch.bool else labels
+        positive, negative = positive.view(labels.dtype), negative.view(labels.dtype)
     torch.ne(labels, IGNORE, out=positive)
     if background is None:
         negative.zero_()

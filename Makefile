@@ -1,0 +1,55 @@
+# Every target works alone on a fresh machine: what it needs of .venv is made first.
+PYTHON ?= python3
+TORCH ?= torch==2.14.1 torchvision==0.29.1
+IMPL ?= static
+OPTS ?=
+DETECTRON2_DIR ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+STAMP := .venv/.setup-done
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP)  ## make .venv with torch, this package and Detectron2 (PYTHON=python3)
+
+# The torch wheels are gigabytes: their time is told apart. A Detectron2 that is in .venv already
+# is kept; `make clean` before `make setup` installs it anew.
+$(STAMP): pyproject.toml tools/install_detectron2.py
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	@set -e; unset PYTHONPATH; begin=$$(date +%s); \
+	echo "setup: .venv from $(PYTHON)"; $(PYTHON) -m venv .venv; \
+	echo "setup: $(TORCH) (gigabytes)"; torch=$$(date +%s); $(PIP) install $(TORCH); \
+	torch=$$(($$(date +%s) - torch)); \
+	echo "setup: this package and its tools"; $(PIP) install "setuptools<81" wheel; \
+	$(PIP) install --no-build-isolation --editable ".[dev]"; \
+	$(BIN)/python tools/install_detectron2.py; \
+	echo "setup: torch took $$torch s, the rest $$(($$(date +%s) - begin - torch)) s"
+	@touch $@
+
+train: $(STAMP)  ## train on the built-in data set (IMPL=static|compiled|naive, OPTS="KEY VALUE ...")
+	$(BIN)/python tools/train_net.py --config-file configs/quick/faster_rcnn_R_18_FPN_shapes.yaml \
+		OUTPUT_DIR output/shapes_$(IMPL) MODEL.SAMPLER.IMPL $(IMPL) $(OPTS)
+
+test: $(STAMP)  ## run the tests (OPTS="-k words", DETECTRON2_DIR=checkout to test against)
+ifneq ($(DETECTRON2_DIR),)
+	@test -f "$(DETECTRON2_DIR)/detectron2/__init__.py" \
+		|| { echo "DETECTRON2_DIR=$(DETECTRON2_DIR) is no Detectron2 checkout" >&2; exit 1; }
+	PYTHONPATH="$$(cd "$(DETECTRON2_DIR)" && pwd)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(OPTS)
+else
+	$(BIN)/python -m pytest $(OPTS)
+endif
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove .venv, builds and caches (data sets and outputs stay)
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,321 @@
+"""Installing: per model, undone exactly, invisible to everything but the sampling."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import pickle
+import subprocess
+import sys
+
+import detectron2.modeling.proposal_generator.rpn as stock_rpn
+import detectron2.modeling.roi_heads.roi_heads as stock_roi_heads
+import pytest
+import torch
+from detectron2.export import TracingAdapter, scripting_with_instances
+from detectron2.modeling import build_model
+from detectron2.modeling.proposal_generator.rpn import RPN
+from detectron2.modeling.roi_heads import ROIHeads, StandardROIHeads
+from detectron2.structures import Boxes
+
+from d2_static_sampler import (
+    LABEL_SAMPLER_REGISTRY,
+    build_label_sampler,
+    install_sampler,
+    uninstall_sampler,
+)
+from d2_static_sampler.modeling import installed_samplers
+from tests.helpers import make_batch, small_config, small_model, step
+
+IMPLS = ("naive", "static", "compiled")
+STOCK_FUNCTION = stock_rpn.subsample_labels
+
+
+def methods(model):
+    return (
+        type(model.proposal_generator),
+        type(model.roi_heads),
+        model.proposal_generator.label_and_sample_anchors.__func__,
+        model.roi_heads.label_and_sample_proposals.__func__,
+    )
+
+
+def test_naive_is_detectron2_itself():
+    model = small_model()
+    stock = methods(model)
+    assert stock == (
+        RPN,
+        StandardROIHeads,
+        RPN.label_and_sample_anchors,
+        ROIHeads.label_and_sample_proposals,
+    )
+    assert install_sampler(model, "naive") is model
+    assert methods(model) == stock
+    install_sampler(model, "static")
+    assert methods(model) != stock
+    install_sampler(model, "naive")
+    assert methods(model) == stock
+    assert stock_rpn.subsample_labels is stock_roi_heads.subsample_labels is STOCK_FUNCTION
+
+
+@pytest.mark.parametrize("first", IMPLS)
+@pytest.mark.parametrize("second", IMPLS)
+def test_a_second_install_replaces_the_first(first, second):
+    model = small_model()
+    stock = methods(model)
+    install_sampler(install_sampler(model, first), second)
+    impls = [head.impl for head in installed_samplers(model).values()]
+    assert impls == ([] if second == "naive" else [second] * 2)
+    assert uninstall_sampler(model) is model
+    assert methods(model) == stock
+    assert not any("_label_sampler" in vars(module) for module in model.modules())
+
+
+def test_two_models_in_one_process(monkeypatch):
+    """A naive model calls Detectron2's function, a static one beside it never does."""
+    naive, static = small_model(), install_sampler(small_model(), "static")
+    calls = []
+
+    def count(*args):
+        calls.append(args)
+        return STOCK_FUNCTION(*args)
+
+    for module in (stock_rpn, stock_roi_heads):
+        monkeypatch.setattr(module, "subsample_labels", count)
+    batch = make_batch((2, 3))
+    step(static, batch)
+    assert calls == []
+    step(naive, batch)
+    assert len(calls) == 4  # two heads, two images
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_copies_and_files_after_a_step(impl):
+    model = install_sampler(small_model(), impl)
+    keys = list(small_model().state_dict())
+    batch = make_batch((2, 1))
+    step(model, batch)
+    assert list(model.state_dict()) == keys
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
+    for clone in copies:
+        assert methods(clone)[:2] == methods(model)[:2]
+        assert list(clone.state_dict()) == keys
+        losses, _, _ = step(clone, batch)
+        assert all(torch.isfinite(loss) for loss in losses.values())
+    stock = small_model(seed=5)
+    stock.load_state_dict(model.state_dict())
+
+
+def test_a_copy_samples_on_its_own():
+    model = install_sampler(small_model(), "static", seed=3)
+    step(model, make_batch((2,)))
+    clone = copy.deepcopy(model)
+    step(clone, make_batch((2,)))
+    assert [head.calls for head in installed_samplers(model).values()] == [1, 1]
+    assert [head.calls for head in installed_samplers(clone).values()] == [2, 2]
+
+
+def test_seed_depends_on_nothing_else():
+    """The samples repeat under the seed, whatever torch's generator does."""
+
+    def picks(seed, torch_seed):
+        model = install_sampler(small_model(), "static", seed=seed)
+        batch = make_batch((2, 3))
+        torch.manual_seed(torch_seed)
+        images = model.preprocess_image(batch)
+        features = model.backbone(images.tensor)
+        rpn = model.proposal_generator
+        anchors = rpn.anchor_generator([features[f] for f in rpn.in_features])
+        truth = [x["instances"] for x in batch]
+        first, second = (
+            torch.stack(rpn.label_and_sample_anchors(anchors, truth)[0]) for _ in range(2)
+        )
+        assert not torch.equal(first, second)
+        return torch.stack([first, second])
+
+    assert torch.equal(picks(7, 0), picks(7, 1))
+    assert not torch.equal(picks(7, 0), picks(8, 0))
+
+
+@pytest.mark.parametrize("impl", ["static", "compiled"])
+@pytest.mark.parametrize("export", ["eager", "script", "trace"])
+def test_inference_is_stocks(impl, export):
+    model = install_sampler(small_model(), impl).eval()
+    image = make_batch((1,))[0]["image"]
+    expected = boxes_and_scores(small_model().eval().inference([{"image": image}], None, False))
+    with torch.no_grad():
+        if export == "eager":
+            got = boxes_and_scores(model.inference([{"image": image}], None, False))
+        elif export == "script":
+            fields = {
+                "proposal_boxes": Boxes,
+                "objectness_logits": torch.Tensor,
+                "pred_boxes": Boxes,
+                "scores": torch.Tensor,
+                "pred_classes": torch.Tensor,
+                "pred_masks": torch.Tensor,
+            }
+            scripted = scripting_with_instances(model, fields)
+            got = boxes_and_scores(scripted.inference([{"image": image}], do_postprocess=False))
+        else:
+            inference = lambda m, inputs: m.inference(inputs, do_postprocess=False)  # noqa: E731
+            adapter = TracingAdapter(model, [{"image": image}], inference)
+            traced = torch.jit.trace(adapter, (image,), check_trace=False)
+            got = boxes_and_scores(adapter.outputs_schema(traced(image)))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def boxes_and_scores(results):
+    return results[0].pred_boxes.tensor.detach(), results[0].scores.detach()
+
+
+class OwnLoop(StandardROIHeads):
+    def label_and_sample_proposals(self, proposals, targets):
+        self.loops = getattr(self, "loops", 0) + 1
+        return super().label_and_sample_proposals(proposals, targets)
+
+
+class OwnPick(StandardROIHeads):
+    def _sample_proposals(self, matched_idxs, matched_labels, gt_classes):
+        self.picks = getattr(self, "picks", 0) + 1
+        return super()._sample_proposals(matched_idxs, matched_labels, gt_classes)
+
+
+class OwnAnchorPick(RPN):
+    def _subsample_labels(self, label):
+        self.picks = getattr(self, "picks", 0) + 1
+        return super()._subsample_labels(label)
+
+
+class OwnAnchorLoop(RPN):
+    def label_and_sample_anchors(self, anchors, gt_instances):
+        self.loops = getattr(self, "loops", 0) + 1
+        return super().label_and_sample_anchors(anchors, gt_instances)
+
+
+@pytest.mark.parametrize(
+    ("head", "cls", "method", "counter", "calls", "sampler_calls"),
+    [
+        ("roi_heads", OwnLoop, "label_and_sample_proposals", "loops", 1, 2),
+        ("roi_heads", OwnPick, "_sample_proposals", "picks", 2, None),
+        ("proposal_generator", OwnAnchorLoop, "label_and_sample_anchors", "loops", 1, 2),
+        ("proposal_generator", OwnAnchorPick, "_subsample_labels", "picks", 2, None),
+    ],
+)
+def test_a_users_override_wins_for_its_method(
+    head, cls, method, counter, calls, sampler_calls, warnings_of_detectron2
+):
+    model = small_model()
+    module = getattr(model, head)
+    module.__class__ = cls
+    install_sampler(model, "static")
+    assert len(warnings_of_detectron2) == 1
+    assert method in warnings_of_detectron2[0]
+    assert cls.__name__ in warnings_of_detectron2[0]
+    losses, _, _ = step(model, make_batch((2, 0)))
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert getattr(module, counter) == calls
+    sampler = installed_samplers(model).get(module)
+    assert (sampler and sampler.calls) == sampler_calls
+    uninstall_sampler(model)
+    assert type(module) is cls
+
+
+class Renamed(StandardROIHeads):
+    """A user's class that overrides nothing of the sampling."""
+
+
+Renamed.__name__ = Renamed.__qualname__ = "StandardROIHeads"
+
+
+def test_a_users_class_of_the_same_name():
+    model = small_model()
+    model.roi_heads.__class__ = Renamed
+    install_sampler(model, "static")
+    assert installed_samplers(model)[model.roi_heads].calls == 0
+    step(model, make_batch((2,)))
+    assert installed_samplers(model)[model.roi_heads].calls == 1
+    assert type(uninstall_sampler(model).roi_heads) is Renamed
+
+
+def test_a_model_without_a_sampler_gets_one_warning(warnings_of_detectron2):
+    cfg = small_config("MODEL.META_ARCHITECTURE", "RetinaNet")
+    cfg.MODEL.RESNETS.OUT_FEATURES = ["res3", "res4", "res5"]
+    cfg.MODEL.FPN.IN_FEATURES = ["res3", "res4", "res5"]
+    cfg.MODEL.BACKBONE.NAME = "build_retinanet_resnet_fpn_backbone"
+    cfg.MODEL.RETINANET.NUM_CLASSES = 3
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[16], [32], [64], [128], [256]]
+    model = build_model(cfg)
+    assert install_sampler(model, "static") is model
+    assert len(warnings_of_detectron2) == 1
+    assert "RetinaNet" in warnings_of_detectron2[0]
+
+
+def test_own_samplers_by_object_and_by_name():
+    seen = []
+
+    def own(labels, **kwargs):
+        seen.append((tuple(labels.shape), kwargs["bg_label"]))
+        return build_label_sampler("static")(labels, **kwargs)
+
+    model = install_sampler(small_model(), own)
+    step(model, make_batch((2, 1)))
+    assert [bg for _, bg in seen] == [0, 3]  # the RPN first, one call a head
+    assert all(shape[0] == 2 for shape, _ in seen)
+
+    class OwnSampler:
+        def __call__(self, labels, **kwargs):
+            return own(labels, **kwargs)
+
+    LABEL_SAMPLER_REGISTRY.register(OwnSampler)
+    try:
+        cfg = small_config("MODEL.SAMPLER.IMPL", "OwnSampler")
+        model = install_sampler(small_model(), cfg)
+        assert [head.impl for head in installed_samplers(model).values()] == ["OwnSampler"] * 2
+    finally:
+        del LABEL_SAMPLER_REGISTRY._obj_map["OwnSampler"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "options", "error", "message"),
+    [
+        ("fast", {}, ValueError, r"'fast'.*compiled, naive, static"),
+        (3, {}, TypeError, "3"),
+        ("static", {"seed": -2}, ValueError, "-2"),
+    ],
+)
+def test_wrong_choices_leave_the_model_as_it_is(choice, options, error, message):
+    model = install_sampler(small_model(), "static")
+    before = methods(model)
+    with pytest.raises(error, match=message):
+        install_sampler(model, choice, **options)
+    assert methods(model) == before
+    assert len(installed_samplers(model)) == 2
+
+
+def test_import_twice_reload_and_any_order():
+    import d2_static_sampler
+    import d2_static_sampler.modeling.install as module
+
+    importlib.reload(d2_static_sampler)
+    importlib.reload(module)
+    model = module.install_sampler(small_model(), "static")
+    step(model, make_batch((1,)))
+    script = """
+import d2_static_sampler, sys
+assert "detectron2" not in sys.modules
+d2_static_sampler.install_sampler
+from detectron2.modeling.proposal_generator.rpn import RPN, subsample_labels
+from detectron2.modeling.sampling import subsample_labels as own
+assert subsample_labels is own and RPN.__module__ == "detectron2.modeling.proposal_generator.rpn"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
