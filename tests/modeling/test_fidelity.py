@@ -122,10 +122,10 @@ def test_label_vectors_are_stocks(monkeypatch):
         assert (vector >= 0).sum() == rpn.batch_size_per_image
 
 
-def proposals_and_targets():
+def proposals_and_targets(masks="polygon"):
     """Two images, the second without ground truth, every proposal with fields of its own."""
     proposals, targets = [], []
-    for (truth,) in ([x["instances"]] for x in make_batch((3, 0), masks="polygon")):
+    for (truth,) in ([x["instances"]] for x in make_batch((3, 0), masks=masks)):
         corner = torch.rand(50, 2) * 60
         boxes = Boxes(torch.cat([corner, corner + 20], dim=1))
         found = Instances(truth.image_size, proposal_boxes=boxes)
@@ -137,11 +137,12 @@ def proposals_and_targets():
     return proposals, targets
 
 
+@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
 @pytest.mark.parametrize("append_gt", [True, False])
-def test_instances_have_stocks_fields(append_gt, monkeypatch):
+def test_instances_have_stocks_fields(append_gt, masks, monkeypatch):
     heads = small_model().roi_heads
     heads.proposal_append_gt = append_gt
-    proposals, targets = proposals_and_targets()
+    proposals, targets = proposals_and_targets(masks)
     before = [copy.deepcopy(x.get_fields()).keys() for x in (*proposals, *targets)]
     picks = []
 

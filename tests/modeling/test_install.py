@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import io
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import detectron2.modeling.proposal_generator.rpn as stock_rpn
 import detectron2.modeling.roi_heads.roi_heads as stock_roi_heads
@@ -308,8 +310,20 @@ def test_import_twice_reload_and_any_order():
 
     importlib.reload(d2_static_sampler)
     importlib.reload(module)
-    model = module.install_sampler(small_model(), "static")
+    again = module.install_sampler(small_model(), "static")
+    step(again, make_batch((1,)))
+
+    path = Path(d2_static_sampler.__file__)
+    spec = importlib.util.spec_from_file_location(
+        "another_path", path, submodule_search_locations=[str(path.parent)]
+    )
+    other = sys.modules["another_path"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(other)
+    importlib.import_module("another_path.data")
+    model = other.install_sampler(small_model(), "static")
     step(model, make_batch((1,)))
+    assert type(other.uninstall_sampler(model).roi_heads) is StandardROIHeads
+
     script = """
 import d2_static_sampler, sys
 assert "detectron2" not in sys.modules

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import io
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -21,16 +20,8 @@ HIDE = "import sys; sys.modules['detectron2'] = None; "
 RUN_HIDDEN = HIDE + "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install_detectron2", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+sys.path.append(str(SCRIPT.parent))
+script = importlib.import_module("install_detectron2")
 
 
 def python(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
