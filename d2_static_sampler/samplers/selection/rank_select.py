@@ -87,7 +87,7 @@ def _membership(labels: Tensor, background: int | None, width: int) -> Tensor:
     rows, n = labels.shape
     padded = -(-n // width) * width
     member = torch.empty((rows, 2, padded), dtype=torch.bool, device=labels.device)
-    member[:, :, n:] = False
+    member[:, :, n:].zero_()
     positive, negative = member[:, 0, :n], member[:, 1, :n]
     if labels.element_size() == 1:
         # A comparison that answers in the type of its operands takes a tenth of the time.

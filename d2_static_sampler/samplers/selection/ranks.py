@@ -38,55 +38,55 @@ def pick_ranks(words: Tensor, counts: Tensor, quota: int) -> tuple[Tensor, Tenso
     is_valid = slot < (num_pos + num_neg)[:, None]
     neg_words = words[1].gather(1, (slot - first_neg).clamp(min=0))
     word = torch.where(is_pos, words[0], neg_words)
-    place = torch.where(is_pos, slot, slot + (positives - num_pos)[:, None])
-    end = torch.where(is_pos, positives[:, None], (positives + negatives)[:, None])
+    total = (positives + negatives)[:, None]
+    # A padding slot stands behind everything, alone, and can only swap with itself.
+    negative_place = torch.where(is_valid, slot + (positives[:, None] - first_neg), slot + total)
+    place = torch.where(is_pos, slot, negative_place)
+    end = torch.where(is_pos, positives[:, None], total)
+    target = place + word % (end - place).clamp(min=1)
 
-    picks = _shuffle(word, place, end, is_valid)
+    picks = _shuffle(place, target)
     return torch.where(is_valid, picks, 0), num_pos, num_neg
 
 
-def _shuffle(word: Tensor, place: Tensor, end: Tensor, is_valid: Tensor) -> Tensor:
-    """What each step of the shuffle takes; every argument (B, K), a column a step.
+def _shuffle(place: Tensor, target: Tensor) -> Tensor:
+    """What each step of the shuffle takes, (B, K): step i swaps ``place[i]`` and ``target[i]``.
 
-    Step i swaps the contents of ``place[i]`` and ``target[i]``, drawn from place[i] .. end[i]-1.
+    A target is its step's own place or a later one, so that no step aims behind itself.
     """
-    step = torch.arange(word.shape[-1], device=word.device)
-    nowhere = -1 - step  # equals no place and no other step's
-    target = torch.where(is_valid, place + word % (end - place).clamp(min=1), nowhere)
-    place = torch.where(is_valid, place, nowhere)
-
-    previous, wrote_place = _latest_writers(target, place, step)
-    found = _content_at_start(place, wrote_place, step)
+    step = torch.arange(place.shape[-1], device=place.device).expand_as(place)
+    stays = target == place
+    previous, last_at_place = _latest_writers(place, target, step)
+    # The last to aim at a step's place is the step itself where it stays.
+    wrote_place = torch.where(stays, previous, last_at_place)
+    found = place.gather(1, _roots(wrote_place))
     # The previous step with this target left there what it found at its own place.
-    left_by_previous = found.gather(1, previous.clamp(min=0))
-    untouched = torch.where(target == place, found, target)
-    return torch.where(previous >= 0, left_by_previous, untouched)
+    untouched = torch.where(stays, found, target)
+    return torch.where(previous == step, untouched, found.gather(1, previous))
 
 
-def _latest_writers(target: Tensor, place: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """For each step, the latest earlier steps that aimed at its target and at its place.
+def _latest_writers(place: Tensor, target: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """For each step, the latest earlier one with its target, and the latest to aim at its place.
 
-    Returns two (B, K) int64 tensors of steps, -1 where there is none.
+    Both (B, K); a step points to itself where there is none.
     """
     ordered, order = torch.sort(target, dim=1, stable=True)
     repeats = ordered[:, 1:] == ordered[:, :-1]
-    before = torch.where(repeats, order[:, :-1], -1)
-    before = torch.nn.functional.pad(before, (1, 0), value=-1)
+    before = torch.where(repeats, order[:, :-1], order[:, 1:])
+    before = torch.cat([order[:, :1], before], dim=1)
     previous = torch.empty_like(order).scatter_(1, order, before)
 
     at = (torch.searchsorted(ordered, place, right=True) - 1).clamp(min=0)
-    last = torch.where(ordered.gather(1, at) == place, order.gather(1, at), -1)
-    # No step aims at a place before its own, so the last to aim here is this step or earlier.
-    return previous, torch.where(last == step, previous, last)
+    aims_here = ordered.gather(1, at) == place
+    return previous, torch.where(aims_here, order.gather(1, at), step)
 
 
-def _content_at_start(place: Tensor, wrote_place: Tensor, step: Tensor) -> Tensor:
-    """What stands at a step's place when the step begins.
+def _roots(pointer: Tensor) -> Tensor:
+    """Follow (B, K) pointers to earlier steps to their ends, by pointer doubling.
 
-    The latest writer put there what it had found at its own place: pointers to earlier steps,
-    followed to their roots by pointer doubling.
+    What stands at a step's place when the step begins was put there by the latest writer, which
+    had found it at its own place: so it is what stood at the place of the root at first.
     """
-    root = torch.where(wrote_place >= 0, wrote_place, step)
-    for _ in range((place.shape[-1] - 1).bit_length()):
-        root = root.gather(1, root)
-    return place.gather(1, root)
+    for _ in range((pointer.shape[-1] - 1).bit_length()):
+        pointer = pointer.gather(1, pointer)
+    return pointer
