@@ -22,6 +22,8 @@ def add_sampler_config(cfg: CfgNode) -> None:
 
 def check_sampler_config(cfg: CfgNode) -> None:
     """Raise ValueError, naming key, value and choices, where ``MODEL.SAMPLER`` cannot be used."""
+    if "SAMPLER" not in cfg.MODEL:
+        raise ValueError("the config has no MODEL.SAMPLER: call add_sampler_config(cfg) first")
     sampler = cfg.MODEL.SAMPLER
     choices = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
     _check("IMPL", sampler.IMPL, sampler.IMPL in choices, f"choose one of: {', '.join(choices)}")

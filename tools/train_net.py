@@ -31,7 +31,13 @@ from torch import nn
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
 from d2_static_sampler.data import ensure_shapes, register_coco_files
-from d2_static_sampler.engine import check_run, draw_detections, launch
+from d2_static_sampler.engine import (
+    check_processes,
+    check_run,
+    check_weights,
+    draw_detections,
+    launch,
+)
 
 EVALUATOR_TYPES = ("coco", "lvis", "pascal_voc")
 PICTURE = "detections.png"
@@ -75,27 +81,43 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_sampler_config(cfg)
     if args.config_file:
-        cfg.merge_from_file(args.config_file)
+        merge_file(cfg, args.config_file)
     cfg.merge_from_list(args.opts)
     if "MODEL.DEVICE" not in args.opts and not torch.cuda.is_available():
         cfg.MODEL.DEVICE = "cpu"
     use_own_files(cfg, args)
     if any(name.startswith("shapes_") for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
         ensure_shapes()
-    check_run(cfg, num_processes=args.num_gpus * args.num_machines, can_evaluate=EVALUATOR_TYPES)
+    check_run(cfg, num_processes=check_processes(args), can_evaluate=EVALUATOR_TYPES)
+    check_weights(cfg, resume=args.resume, eval_only=args.eval_only)
     cfg.freeze()
     return cfg
 
 
+def merge_file(cfg: CfgNode, path: str) -> None:
+    """Merge a YAML file into ``cfg``; ValueError, naming it, where it is no Detectron2 config."""
+    try:
+        cfg.merge_from_file(path)
+    except (AttributeError, RecursionError, TypeError, UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is not a Detectron2 config: {error}") from error
+
+
 def use_own_files(cfg: CfgNode, args: argparse.Namespace) -> None:
     """Register the files of --train-files and --val-files, and train and evaluate on them."""
-    for key, files in (("TRAIN", args.train_files), ("TEST", args.val_files)):
+    own = {"TRAIN": ("own_train", args.train_files), "TEST": ("own_val", args.val_files)}
+    for key, (name, files) in own.items():
         if files:
-            name = f"own_{key.lower()}"
-            register_coco_files(name, *files)
+            register_coco_files(name, *files, for_evaluation=key == "TEST")
             cfg.DATASETS[key] = (name,)
     if args.train_files and not args.val_files:
         cfg.DATASETS.TEST = ()
+    if args.train_files and args.val_files:
+        classes = [MetadataCatalog.get(name).thing_classes for name in ("own_train", "own_val")]
+        if classes[0] != classes[1]:
+            raise ValueError(
+                f"{args.train_files[0]} and {args.val_files[0]} differ in their categories: "
+                f"{classes[0]} and {classes[1]}"
+            )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -138,7 +160,7 @@ def run() -> None:
     args = parse_args()
     try:
         build_config(args)
-    except (AssertionError, KeyError, OSError, ValueError, yaml.YAMLError) as error:
+    except (AssertionError, KeyError, OSError, ValueError) as error:
         reason = error.args[0] if isinstance(error, KeyError) else error
         sys.exit(f"train_net.py: error: {' '.join(str(reason).split())}")
     launch(

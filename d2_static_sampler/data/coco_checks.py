@@ -8,18 +8,24 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from PIL import Image
+
+# Reading the header of every image of a large set would take minutes.
+_SIZES_CHECKED = 1000
 _SECTIONS = ("images", "annotations", "categories")
 
 
-def check_coco(coco: Any, path: str, image_root: str) -> None:
+def check_coco(coco: Any, path: str, image_root: str, *, for_evaluation: bool = False) -> None:
     """Raise ValueError or FileNotFoundError with one line where Detectron2 would stumble.
 
     coco: the parsed JSON; path: where it came from, for the messages
     image_root: the folder that every image's "file_name" starts from
+    for_evaluation: annotations also need "area" and an id other than 0, as pycocotools does
 
     Refused: missing sections; no image or no category; ids that are missing, repeated or of mixed
     types; references to ids that do not exist; an image without name or size, or whose file is
-    missing; a box that is not [x, y, width, height] in finite numbers with sizes >= 0; "ignore".
+    missing or (of the first thousand) of another size; a box that is not [x, y, width, height] in
+    finite numbers with sizes >= 0; "ignore".
 
     Left to Detectron2, as COCO's own files need it: a box of width or height 0 (dropped in
     training; counted in one warning here), a box that leaves the image (clipped), an annotation
@@ -39,7 +45,10 @@ def check_coco(coco: Any, path: str, image_root: str) -> None:
         _check_reference(annotation, "category_id", category_ids, "categories", where)
         _check_flags(annotation, where)
         _check_box(annotation.get("bbox"), where)
+        if for_evaluation and ("area" not in annotation or not annotation["id"]):
+            raise ValueError(f"{where}: COCO evaluation needs an 'area', and an id other than 0")
     _check_image_files(coco["images"], path, image_root)
+    _check_image_sizes(coco["images"][:_SIZES_CHECKED], path, image_root)
     _warn_of_empty_boxes(coco["annotations"], path)
 
 
@@ -118,6 +127,18 @@ def _check_image_files(images: list[dict[str, Any]], path: str, image_root: str)
             f"{path}: {len(missing)} of {len(names)} image files are missing under {image_root}, "
             f"first {missing[0]}"
         )
+
+
+def _check_image_sizes(images: list[dict[str, Any]], path: str, image_root: str) -> None:
+    for image in images:
+        with Image.open(os.path.join(image_root, image["file_name"])) as file:
+            size = file.size
+        # Either way round: an EXIF tag may turn the image.
+        if sorted(size) != sorted((image["width"], image["height"])):
+            raise ValueError(
+                f"{path}: image {image['id']} is {image['width']}x{image['height']} there, but "
+                f"{image['file_name']} is {size[0]}x{size[1]}"
+            )
 
 
 def _warn_of_empty_boxes(annotations: list[dict[str, Any]], path: str) -> None:

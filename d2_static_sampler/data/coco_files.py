@@ -16,11 +16,14 @@ from detectron2.data.datasets import register_coco_instances
 from .coco_checks import check_coco
 
 
-def register_coco_files(name: str, annotation_file: str, image_root: str) -> None:
+def register_coco_files(
+    name: str, annotation_file: str, image_root: str, *, for_evaluation: bool = False
+) -> None:
     """Register COCO-format files as data set `name`, for DATASETS.TRAIN or DATASETS.TEST.
 
     annotation_file: the JSON file with "images", "annotations" and "categories"
     image_root: the folder that the images' "file_name" starts from
+    for_evaluation: the annotations need "area" too, which COCO evaluation reads
 
     Fills thing_classes (ordered by category id) and evaluator_type "coco". Registering the same
     name with the same paths again does nothing. Raises FileNotFoundError or ValueError with one
@@ -35,7 +38,7 @@ def register_coco_files(name: str, annotation_file: str, image_root: str) -> Non
     if not os.path.isdir(image_root):
         raise FileNotFoundError(f"{image_root}: no such folder of images")
     coco = _read_json(annotation_file)
-    check_coco(coco, annotation_file, image_root)
+    check_coco(coco, annotation_file, image_root, for_evaluation=for_evaluation)
     categories = sorted(coco["categories"], key=lambda category: category["id"])
     register_coco_instances(name, {}, annotation_file, image_root)
     MetadataCatalog.get(name).thing_classes = [category["name"] for category in categories]

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.modeling import (
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    PROPOSAL_GENERATOR_REGISTRY,
+    ROI_HEADS_REGISTRY,
+)
 
 from ..config import check_sampler_config
+
+
+def check_processes(args: argparse.Namespace) -> int:
+    """The number of processes of all machines; ValueError where it makes no sense.
+
+    Args:
+        args: of Detectron2's ``default_argument_parser``.
+    """
+    for option in ("num_gpus", "num_machines"):
+        value = getattr(args, option)
+        _check(f"--{option.replace('_', '-')}", value, value >= 1, "at least 1")
+    rank, machines = args.machine_rank, args.num_machines
+    _check("--machine-rank", rank, 0 <= rank < machines, f"0 to {machines - 1}")
+    if torch.cuda.is_available():
+        devices = torch.cuda.device_count()
+        _check("--num-gpus", args.num_gpus, args.num_gpus <= devices, f"at most {devices} here")
+    if machines > 1:
+        _check("--dist-url", args.dist_url, args.dist_url != "auto", "tcp://HOST:PORT of machine 0")
+    return args.num_gpus * machines
 
 
 def check_run(cfg: CfgNode, *, num_processes: int, can_evaluate: Collection[str]) -> None:
@@ -23,7 +50,8 @@ def check_run(cfg: CfgNode, *, num_processes: int, can_evaluate: Collection[str]
     """
     check_sampler_config(cfg)
     _check_device(cfg)
-    _check_weights(cfg.MODEL.WEIGHTS)
+    _check_names(cfg)
+    _check_numbers(cfg)
     _check_batch(cfg.SOLVER.IMS_PER_BATCH, num_processes)
     if not cfg.DATASETS.TRAIN:
         raise ValueError("DATASETS.TRAIN is empty: name a registered data set")
@@ -35,16 +63,67 @@ def check_run(cfg: CfgNode, *, num_processes: int, can_evaluate: Collection[str]
         _check_evaluator(name, can_evaluate)
 
 
+def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
+    if not is_right:
+        raise ValueError(f"{key} is {value!r}; {choices}")
+
+
 def _check_device(cfg: CfgNode) -> None:
-    if cfg.MODEL.DEVICE.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}, but torch finds no CUDA: use cpu")
-    if cfg.SOLVER.AMP.ENABLED and not cfg.MODEL.DEVICE.startswith("cuda"):
+    name = cfg.MODEL.DEVICE
+    has_cuda = torch.cuda.is_available()
+    is_known = name == "cpu" or (has_cuda and name.split(":")[0] == "cuda")
+    _check("MODEL.DEVICE", name, is_known, f"cpu, or cuda where torch finds it (here: {has_cuda})")
+    if cfg.SOLVER.AMP.ENABLED and not name.startswith("cuda"):
         raise ValueError("SOLVER.AMP.ENABLED is True, but Detectron2's AMP needs MODEL.DEVICE cuda")
 
 
-def _check_weights(weights: str) -> None:
+def _check_names(cfg: CfgNode) -> None:
+    registries = {
+        "META_ARCHITECTURE": META_ARCH_REGISTRY,
+        "BACKBONE.NAME": BACKBONE_REGISTRY,
+        "PROPOSAL_GENERATOR.NAME": PROPOSAL_GENERATOR_REGISTRY,
+        "ROI_HEADS.NAME": ROI_HEADS_REGISTRY,
+    }
+    for key, registry in registries.items():
+        value = cfg.MODEL
+        for part in key.split("."):
+            value = value[part]
+        choices = sorted(name for name, _ in registry)
+        known = value in registry or value == "PrecomputedProposals"
+        _check(f"MODEL.{key}", value, known, f"choose one of: {', '.join(choices)}")
+    schedules = ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR")
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
+    _check("SOLVER.LR_SCHEDULER_NAME", name, name in schedules, f"choose one of: {schedules}")
+
+
+def _check_numbers(cfg: CfgNode) -> None:
+    _check("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER >= 1, "at least 1")
+    for head in ("RPN", "ROI_HEADS"):
+        size, fraction = cfg.MODEL[head].BATCH_SIZE_PER_IMAGE, cfg.MODEL[head].POSITIVE_FRACTION
+        _check(f"MODEL.{head}.BATCH_SIZE_PER_IMAGE", size, size >= 0, "at least 0")
+        _check(f"MODEL.{head}.POSITIVE_FRACTION", fraction, 0 <= fraction <= 1, "0 to 1")
+
+
+def check_weights(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
+    """Raise where ``MODEL.WEIGHTS`` is missing, or an evaluation would have no weights at all.
+
+    Args:
+        cfg: the complete config.
+        resume: weights come from the last checkpoint of OUTPUT_DIR, where there is one.
+        eval_only: the weights will not be trained.
+    """
+    if resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
+        return
+    weights = cfg.MODEL.WEIGHTS
     if weights and "://" not in weights and not os.path.isfile(weights):
         raise FileNotFoundError(f"MODEL.WEIGHTS is {weights!r}: there is no such file")
+    if eval_only and not weights:
+        raise ValueError(
+            "--eval-only needs weights: set MODEL.WEIGHTS, or --resume with the OUTPUT_DIR of a "
+            f"run that left a checkpoint ({cfg.OUTPUT_DIR} has none)"
+        )
+    if eval_only and not cfg.DATASETS.TEST:
+        raise ValueError("--eval-only needs a data set: DATASETS.TEST is empty")
 
 
 def _check_batch(images: int, num_processes: int) -> None:

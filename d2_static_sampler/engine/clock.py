@@ -31,10 +31,13 @@ class CudaClock(HostClock):
     while the device is busy takes none.
     """
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
     def mark(self) -> Any:
-        """An event recorded now in the current stream."""
+        """An event recorded now in the device's current stream."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
@@ -50,4 +53,4 @@ class CudaClock(HostClock):
 
 def clock_for(device: torch.device) -> HostClock:
     """The clock that tells the time on ``device``."""
-    return CudaClock() if device.type == "cuda" else HostClock()
+    return CudaClock(device) if device.type == "cuda" else HostClock()

@@ -42,6 +42,9 @@ class SamplerHook(HookBase):
         """Open the log and wrap the trainer's ``run_step``."""
         if not (self._options.TIMING and comm.is_main_process()):
             return
+        if "run_step" in vars(self.trainer):
+            logger.warning("run_step is wrapped already, by another SamplerHook say: not timed")
+            return
         self._log = StepLog(self._path, self.trainer.start_iter)
         self._timer = StepTimer(self.trainer.model, self.trainer.optimizer)
         self._run_step = self.trainer.run_step
@@ -66,8 +69,14 @@ class SamplerHook(HookBase):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting where a checkpoint stopped."""
-        for head, calls in zip(self._heads(), state["calls"], strict=False):
-            head.calls = calls
+        heads, calls = self._heads(), state["calls"]
+        if len(heads) != len(calls):
+            logger.warning(
+                f"The checkpoint counts calls of {len(calls)} samplers, not {len(heads)}"
+            )
+            return
+        for head, count in zip(heads, calls, strict=True):
+            head.calls = count
 
     def _heads(self) -> list[HeadSampler]:
         return list(installed_samplers(self.trainer.model).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -29,8 +30,9 @@ def launch(
 ) -> None:
     """Run ``main_func(*args)`` in every process of this machine.
 
-    Detectron2's own ``launch`` where there is CUDA. Release 0.6 knows no other device: without
-    CUDA the processes are started here and talk through gloo.
+    Under torchrun the processes are there already. Else Detectron2's own ``launch`` starts them
+    where there is CUDA; release 0.6 knows no other device, so that without CUDA they are started
+    here and talk through gloo.
 
     Args:
         main_func: what to run.
@@ -42,6 +44,10 @@ def launch(
         args: of ``main_func``.
         timeout: of the processes' collective calls.
     """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _join("env://", int(os.environ["LOCAL_WORLD_SIZE"]), timeout)
+        main_func(*args)
+        return
     if torch.cuda.is_available():
         launch_on_cuda(
             main_func, num_gpus_per_machine, num_machines, machine_rank, dist_url, args, timeout
@@ -72,21 +78,39 @@ def _run_process(
     dist_url: str,
     timeout: timedelta,
 ) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=dist_url,
-        world_size=world_size,
-        rank=machine_rank * processes_per_machine + local_rank,
-        timeout=timeout,
-    )
-    for first in range(0, world_size, processes_per_machine):
-        group = dist.new_group(range(first, first + processes_per_machine))
-        if first == machine_rank * processes_per_machine:
-            comm._LOCAL_PROCESS_GROUP = group
-    # DefaultTrainer asks for the GPU of its local rank otherwise.
-    defaults.create_ddp_model = functools.partial(defaults.create_ddp_model, device_ids=None)
-    comm.synchronize()
+    rank = machine_rank * processes_per_machine + local_rank
+    _join(dist_url, processes_per_machine, timeout, world_size=world_size, rank=rank)
     main_func(*args)
+
+
+def _join(
+    url: str,
+    processes_per_machine: int,
+    timeout: timedelta,
+    *,
+    world_size: int = -1,
+    rank: int = -1,
+) -> None:
+    """Make this process one of the run's, and known to Detectron2; -1: the environment says."""
+    has_cuda = torch.cuda.is_available()
+    dist.init_process_group(
+        "nccl" if has_cuda else "gloo",
+        init_method=url,
+        timeout=timeout,
+        world_size=world_size,
+        rank=rank,
+    )
+    rank = dist.get_rank()
+    for first in range(0, dist.get_world_size(), processes_per_machine):
+        group = dist.new_group(range(first, first + processes_per_machine))
+        if first <= rank < first + processes_per_machine:
+            comm._LOCAL_PROCESS_GROUP = group
+    if has_cuda:
+        torch.cuda.set_device(rank % processes_per_machine)
+    else:
+        # DefaultTrainer asks for the GPU of its local rank otherwise.
+        defaults.create_ddp_model = functools.partial(defaults.create_ddp_model, device_ids=None)
+    comm.synchronize()
 
 
 def _free_port() -> int:

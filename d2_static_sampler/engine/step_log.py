@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import math
 import os
 import statistics
 from collections.abc import Iterable
@@ -22,7 +24,7 @@ class StepLog:
     Args:
         path: the file. Rows before ``start_iter`` stay, as in a resumed run; later ones, which
             this run will write again, are dropped. A run that starts at 0 beside the log of an
-            earlier run keeps that as ``<name>.old``.
+            earlier run keeps that as ``<name>.old``, ``.old1`` and so on.
         start_iter: the first iteration of this run.
     """
 
@@ -44,7 +46,9 @@ class StepLog:
 
     def _keep_before(self, start_iter: int) -> None:
         if start_iter == 0:
-            old = self.path.with_name(self.path.name + ".old")
+            names = (f"{self.path.name}.old{i or ''}" for i in itertools.count())
+            paths = (self.path.with_name(name) for name in names)
+            old = next(path for path in paths if not path.exists())
             self.path.replace(old)
             logger.info(f"Kept the step times of an earlier run as {old}")
             return
@@ -55,12 +59,21 @@ class StepLog:
 
 
 def read_steps(path: str | Path) -> list[Row]:
-    """The rows of a step log; a last line that a killed run left half-written is left out."""
-    rows: list[Row] = []
-    for line in Path(path).read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
+    """The rows of a step log. Damaged lines, as a killed run can leave one, are left out."""
+    lines = Path(path).read_text(errors="replace").splitlines(keepends=True)
+    rows = [row for row in map(_parse, lines) if row is not None]
+    if lost := len(lines) - len(rows):
+        logger.warning(f"{path}: left out {lost} of {len(lines)} lines, which are damaged")
     return rows
+
+
+def _parse(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    complete = line.endswith("\n") and isinstance(row, dict) and "iteration" in row
+    return row if complete else None
 
 
 def summarize_steps(rows: Iterable[Row]) -> str:
@@ -74,7 +87,8 @@ def summarize_steps(rows: Iterable[Row]) -> str:
             steps.setdefault(row["impl"], []).append(row)
     if not steps:
         return "No step times outside warm-up"
-    names = [key for key in next(iter(steps.values()))[0] if key.endswith("_ms")]
+    keys = dict.fromkeys(key for of_impl in steps.values() for row in of_impl for key in row)
+    names = [key for key in keys if key.endswith("_ms")]
     table = [[name, *_figures(steps.values(), name)] for name in names]
     header = ["ms"]
     for impl, of_impl in steps.items():
@@ -85,6 +99,6 @@ def summarize_steps(rows: Iterable[Row]) -> str:
 def _figures(groups: Iterable[list[Row]], name: str) -> list[float]:
     figures = []
     for rows in groups:
-        values = sorted(row[name] for row in rows)
+        values = sorted(row[name] for row in rows if name in row) or [math.nan]
         figures += [statistics.median(values), values[int(0.95 * (len(values) - 1) + 0.5)]]
     return figures

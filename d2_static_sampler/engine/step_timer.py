@@ -40,6 +40,27 @@ class StepTimes:
     end: Any = None
     images: int = 0
     spans: dict[str, list[tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
+    _phase: str | None = None
+    _phase_end: Any = None
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time what runs inside; a phase within a phase belongs to the outer one."""
+        is_phase = name in PHASES
+        if is_phase and self._phase:
+            yield
+            return
+        start = self.clock.mark()
+        if name == "forward":
+            self.spans["data"].append((self._phase_end or self.start, start))
+        self._phase = name if is_phase else self._phase
+        try:
+            yield
+        finally:
+            end = self.clock.mark()
+            self.spans[name].append((start, end))
+            if is_phase:
+                self._phase, self._phase_end = None, end
 
     def milliseconds(self) -> dict[str, float]:
         """``<name>_ms`` of every phase, of other, of the total and of every part."""
@@ -68,7 +89,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[StepTimes]:
-        """Time what runs inside as one step. Data is what comes before the first forward."""
+        """Time what runs inside as one step. Data is what comes just before each forward."""
         times = StepTimes(self.clock)
         with contextlib.ExitStack() as wrappers:
             self._wrap_all(times, wrappers)
@@ -83,7 +104,7 @@ class StepTimer:
 
         forward = _counting_forward(self.model.forward, times)
         wrappers.enter_context(_replaced(self.model, "forward", forward))
-        wrap(torch.Tensor, "backward", "backward")
+        wrap(torch.autograd, "backward", "backward")  # what Tensor.backward calls
         wrap(self.optimizer, "step", "optimizer")
         # Detectron2's own sampling, which its heads find by this name.
         wrap(rpn, "subsample_labels", "rpn_sample")
@@ -104,10 +125,8 @@ class StepTimer:
 def _timed(function: Callable[..., Any], span: str, times: StepTimes) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = times.clock.mark()
-        result = function(*args, **kwargs)
-        times.spans[span].append((start, times.clock.mark()))
-        return result
+        with times.span(span):
+            return function(*args, **kwargs)
 
     return timed
 
@@ -117,10 +136,8 @@ def _counting_forward(forward: Callable[..., Any], times: StepTimes) -> Callable
 
     @functools.wraps(forward)
     def counting(*args: Any, **kwargs: Any) -> Any:
-        if not times.spans["data"]:
-            times.spans["data"].append((times.start, times.clock.mark()))
-        if args and isinstance(args[0], list | tuple):
-            times.images += len(args[0])
+        batch = next(iter((*args, *kwargs.values())), None)
+        times.images += len(batch) if isinstance(batch, list | tuple) else 0
         return timed(*args, **kwargs)
 
     return counting
@@ -131,12 +148,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Bind ``owner.name`` to ``value``, past any ``__setattr__`` of an instance, and back."""
     unset = object()
     before = vars(owner).get(name, unset)
-    put = setattr if isinstance(owner, type) else object.__setattr__
-    put(owner, name, value)
+    object.__setattr__(owner, name, value)
     try:
         yield
     finally:
         if before is unset:
-            (delattr if isinstance(owner, type) else object.__delattr__)(owner, name)
+            object.__delattr__(owner, name)
         else:
-            put(owner, name, before)
+            object.__setattr__(owner, name, before)

@@ -14,7 +14,6 @@ class HeadSampler:
 
     Attributes:
         sampler: the sampler itself, which several heads may share.
-        impl: its name in logs.
         head: number of the head in its model.
         seed: at least 0 for samples that depend on (seed, rank, head, calls) alone; -1 leaves
             the random words to the sampler.
@@ -23,10 +22,15 @@ class HeadSampler:
 
     def __init__(self, sampler: LabelSampler, *, impl: str, head: int, seed: int = -1) -> None:
         self.sampler = sampler
-        self.impl = impl
+        self._name = impl
         self.head = head
         self.seed = seed
         self.calls = 0
+
+    @property
+    def impl(self) -> str:
+        """The sampler's name in logs; says so where a compiled one could not compile."""
+        return f"{self._name} (eager)" if getattr(self.sampler, "is_eager", False) else self._name
 
     @torch.no_grad()
     def __call__(

@@ -56,7 +56,6 @@ _SEAMS = (
         image_mixin=ProposalSampler,
     ),
 )
-_DETECTRON2_HEADS = (RPN, RRPN, ROIHeads, RROIHeads)
 
 
 def install_sampler(
@@ -121,8 +120,8 @@ def _resolve(choice: Any, seed: int | None) -> tuple[str, LabelSampler | None, i
         seed = choice.MODEL.SAMPLER.SEED if seed is None else seed
         choice = choice.MODEL.SAMPLER.IMPL
     seed = -1 if seed is None else seed
-    if seed < -1:
-        raise ValueError(f"seed is {seed}; -1 or at least 0")
+    if not isinstance(seed, int) or seed < -1:
+        raise ValueError(f"seed is {seed!r}; -1 or an integer of at least 0")
     if choice == "naive":
         return choice, None, seed
     if isinstance(choice, str):
@@ -142,7 +141,7 @@ def _choose_mixin(name: str, module: nn.Module) -> type | None:
     assert seam is not None
     cls = own_class(module)
     overrides = [
-        method for method in (seam.batch_method, seam.image_method) if _is_users(cls, method)
+        method for method in (seam.batch_method, seam.image_method) if _is_users(module, method)
     ]
     if overrides:
         logger.warning(
@@ -154,6 +153,8 @@ def _choose_mixin(name: str, module: nn.Module) -> type | None:
     return seam.image_mixin if overrides else seam.batch_mixin
 
 
-def _is_users(cls: type, method: str) -> bool:
-    owner = next(base for base in cls.__mro__ if method in base.__dict__)
-    return owner not in _DETECTRON2_HEADS
+def _is_users(module: nn.Module, method: str) -> bool:
+    """Whether ``method`` is not Detectron2's: a subclass's, patched in, or the instance's own."""
+    if method in vars(module):
+        return True
+    return not getattr(own_class(module), method).__module__.startswith("detectron2.modeling.")

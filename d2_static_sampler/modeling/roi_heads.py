@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..samplers import LabelSample
+from .subclass import SampledHead
 
 if TYPE_CHECKING:
     from detectron2.modeling.roi_heads.roi_heads import ROIHeads
@@ -26,7 +27,7 @@ else:
 IGNORE = -1
 
 
-class ProposalSampler(ROIHeads):
+class ProposalSampler(SampledHead, ROIHeads):
     """Samples the proposals of one image: for heads whose owner wrote the loop over the images."""
 
     _label_sampler: HeadSampler
@@ -64,7 +65,8 @@ class BatchProposalSampler(ProposalSampler):
         """Label image by image, sample the batch in one call, and take what was picked.
 
         Same arguments, results and logged counts as the method of this name in Detectron2's
-        ``ROIHeads``. The host waits once, for the counts that the results' lengths need.
+        ``ROIHeads``. For the sampling the host waits once, for the counts that the results'
+        lengths need.
         """
         if self.proposal_append_gt:
             proposals = add_ground_truth_to_proposals(targets, proposals)
@@ -77,6 +79,8 @@ class BatchProposalSampler(ProposalSampler):
                 _classify(matched_idxs, matched_labels, truth.gt_classes, self.num_classes)
             )
 
+        if not classes:
+            return []
         sample = self._sampled(_pad(classes))
         num_pos, num_neg = torch.stack([sample.num_pos, sample.num_neg]).tolist()
         _log_counts(num_pos, num_neg)

@@ -5,12 +5,14 @@ B images, N anchors, K samples.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..samplers import LabelSample
+from .subclass import SampledHead
 
 if TYPE_CHECKING:
     from detectron2.modeling.proposal_generator.rpn import RPN
@@ -20,9 +22,11 @@ else:
     RPN = object
 
 BACKGROUND = 0
+# The head whose batch is being labelled: it leaves the labels for one call afterwards.
+_labelling: ContextVar[object] = ContextVar("_labelling", default=None)
 
 
-class AnchorSampler(RPN):
+class AnchorSampler(SampledHead, RPN):
     """Samples the anchors of one image: for heads whose owner wrote the loop over the images."""
 
     _label_sampler: HeadSampler
@@ -47,8 +51,6 @@ class AnchorSampler(RPN):
 class BatchAnchorSampler(AnchorSampler):
     """Samples the anchors of all images at once."""
 
-    _in_batch = False
-
     @torch.jit.unused
     @torch.no_grad()
     def label_and_sample_anchors(
@@ -58,16 +60,18 @@ class BatchAnchorSampler(AnchorSampler):
 
         Same arguments and results as the method of this name in Detectron2's ``RPN``.
         """
-        self._in_batch = True
+        token = _labelling.set(self)
         try:
             labels, matched_boxes = super().label_and_sample_anchors(anchors, gt_instances)
         finally:
-            del self._in_batch
-        return list(self._sampled(torch.stack(labels))), matched_boxes
+            _labelling.reset(token)
+        if labels:
+            labels = list(self._sampled(torch.stack(labels)))
+        return labels, matched_boxes
 
     @torch.jit.unused
     def _subsample_labels(self, label: Tensor) -> Tensor:
-        return label if self._in_batch else super()._subsample_labels(label)
+        return label if _labelling.get() is self else super()._subsample_labels(label)
 
 
 def _label_vector(sample: LabelSample, labels: Tensor) -> Tensor:

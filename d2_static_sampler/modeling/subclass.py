@@ -13,6 +13,15 @@ from typing import Any
 from torch import nn
 
 
+class SampledHead:
+    """Base of every mixin."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Stops here: what the head's owner does for each subclass of theirs (register it, ask
+        # for arguments) is not meant for ours.
+        pass
+
+
 def enter_subclass(module: nn.Module, mixin: type) -> None:
     """Put ``mixin`` in front of the module's own class."""
     own: Any = type(module)

@@ -40,29 +40,46 @@ class CompiledSampler(StaticSampler):
         self.is_eager = False
         self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor, Tensor]]] = {}
 
-    def __reduce__(self) -> tuple[type[CompiledSampler], tuple[()]]:
+    def __getstate__(self) -> dict[str, Any]:
         # Compiled functions cannot be pickled or copied; a copy compiles its own.
-        return type(self), ()
+        return {"is_eager": self.is_eager}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CompiledSampler.__init__(self)
+        self.is_eager = state["is_eager"]
 
     def _pick_ranks(
         self, words: Tensor, counts: Tensor, quota: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.is_eager:
-            return pick_ranks(words, counts, quota)
-        # Without these marks a second batch size would compile a second graph.
-        torch._dynamo.maybe_mark_dynamic(words, 1)
-        torch._dynamo.maybe_mark_dynamic(counts, 1)
-        try:
-            with _no_autocast(words.device):
-                return self._compile(words.shape[-1], quota)(words, counts)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            self.is_eager = True
-            reason = str(error).strip().splitlines()[0]
-            logger.warning(
-                f"torch.compile failed, so IMPL 'compiled' runs as 'static' from here on: {reason} "
-                "(a C++ compiler on PATH or in CXX is needed; Triton on CUDA)"
-            )
-            return pick_ranks(words, counts, quota)
+        if not self.is_eager:
+            try:
+                picked = self._run_compiled(words, counts, quota)
+                if self.num_graphs:
+                    return picked
+                self._give_up("torch.compile is switched off in this process")
+            except Exception as error:  # a compiler fails in many ways; no fault of the data's
+                self._give_up(str(error).strip().splitlines()[0])
+        return pick_ranks(words, counts, quota)
+
+    def _run_compiled(
+        self, words: Tensor, counts: Tensor, quota: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # One graph for all: of one layout, whatever the caller's autocast and inference mode.
+        with torch.inference_mode(False), torch.no_grad(), _no_autocast(words.device):
+            words = words.clone(memory_format=torch.contiguous_format)
+            counts = counts.clone(memory_format=torch.contiguous_format)
+            # Without these marks a second batch size would compile a second graph.
+            torch._dynamo.maybe_mark_dynamic(words, 1)
+            torch._dynamo.maybe_mark_dynamic(counts, 1)
+            return self._compile(words.shape[-1], quota)(words, counts)
+
+    def _give_up(self, reason: str) -> None:
+        self.is_eager = True
+        logger.warning(
+            "IMPL 'compiled' runs as 'static' from here on, because torch.compile failed: "
+            f"{reason} (it needs a C++ compiler on PATH or in CXX, Triton on CUDA, and a cache "
+            "folder that can be written)"
+        )
 
     def _compile(
         self, num_samples: int, quota: int

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import IGNORE, SampleRequest, check_request, check_words
-from .sample import LabelSample
+from .sample import LabelSample, empty_sample
 
 
 class NaiveSampler:
@@ -33,6 +33,8 @@ class NaiveSampler:
             check_words(words, labels, num_samples)
         if labels.dim() == 1:
             return _sample_row(labels, request, generator, words)
+        if len(labels) == 0:
+            return empty_sample(labels, num_samples)
         rows = [
             _sample_row(row, request, generator, None if words is None else words[:, i])
             for i, row in enumerate(labels)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest, check_request, check_words
-from .sample import LabelSample
+from .sample import LabelSample, empty_sample
 from .selection import block_width, count_blocks, pick_ranks, select_by_rank
 from .words import draw_words
 
@@ -42,7 +42,7 @@ class StaticSampler:
     def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
         """Sample (B, N) labels with (2, B, K) words."""
         if labels.numel() == 0 or request.num_samples == 0:
-            return _empty_sample(labels, request.num_samples)
+            return empty_sample(labels, request.num_samples)
         with torch.no_grad():
             width = block_width(labels.shape[1], request.num_samples)
             blocks = count_blocks(labels, request.background, width)
@@ -76,13 +76,6 @@ def subsample_labels(
     )
     num_pos, num_neg = torch.stack([sample.num_pos, sample.num_neg]).tolist()
     return sample.index[:num_pos], sample.index[num_pos : num_pos + num_neg]
-
-
-def _empty_sample(labels: Tensor, num_samples: int) -> LabelSample:
-    """The sample where there is nothing to sample: no candidate, or no slot."""
-    index = torch.zeros((len(labels), num_samples), dtype=torch.int64, device=labels.device)
-    none = torch.zeros(len(labels), dtype=torch.int64, device=labels.device)
-    return LabelSample(index, none, none.clone())
 
 
 @LABEL_SAMPLER_REGISTRY.register()

@@ -43,6 +43,18 @@ def test_a_new_run_keeps_the_old_file(tmp_path):
     assert len(read_steps(tmp_path / "steps.jsonl.old")) == 4
 
 
+@pytest.mark.parametrize("damage", ["garbage\n", "\n", "{}\n", "[1]\n", "\0\n", "\udcff\n"])
+def test_damaged_lines_are_left_out(tmp_path, damage, warnings_of_detectron2):
+    path = tmp_path / "steps.jsonl"
+    write(path, range(3), 0)
+    with path.open("a", errors="surrogateescape") as file:
+        file.write(damage)
+    write(path, range(3, 5), 3)
+    assert [row["iteration"] for row in read_steps(path)] == list(range(5))
+    assert len(warnings_of_detectron2) == 1
+    assert "1 of 4 lines" in warnings_of_detectron2[0]
+
+
 def test_summary():
     rows = [
         {"iteration": i, "impl": "static", "warmup": i < 5, "total_ms": float(i)}
@@ -52,4 +64,6 @@ def test_summary():
     assert "static: median of 100" in table
     assert "54.50" in table  # of 5 .. 104
     assert "99.00" in table
+    rows[50]["of_a_later_version_ms"] = 1.0
+    assert "of_a_later_version_ms" in summarize_steps(rows)
     assert summarize_steps(rows[:5]) == "No step times outside warm-up"

@@ -180,58 +180,6 @@ def boxes_and_scores(results):
     return results[0].pred_boxes.tensor.detach(), results[0].scores.detach()
 
 
-class OwnLoop(StandardROIHeads):
-    def label_and_sample_proposals(self, proposals, targets):
-        self.loops = getattr(self, "loops", 0) + 1
-        return super().label_and_sample_proposals(proposals, targets)
-
-
-class OwnPick(StandardROIHeads):
-    def _sample_proposals(self, matched_idxs, matched_labels, gt_classes):
-        self.picks = getattr(self, "picks", 0) + 1
-        return super()._sample_proposals(matched_idxs, matched_labels, gt_classes)
-
-
-class OwnAnchorPick(RPN):
-    def _subsample_labels(self, label):
-        self.picks = getattr(self, "picks", 0) + 1
-        return super()._subsample_labels(label)
-
-
-class OwnAnchorLoop(RPN):
-    def label_and_sample_anchors(self, anchors, gt_instances):
-        self.loops = getattr(self, "loops", 0) + 1
-        return super().label_and_sample_anchors(anchors, gt_instances)
-
-
-@pytest.mark.parametrize(
-    ("head", "cls", "method", "counter", "calls", "sampler_calls"),
-    [
-        ("roi_heads", OwnLoop, "label_and_sample_proposals", "loops", 1, 2),
-        ("roi_heads", OwnPick, "_sample_proposals", "picks", 2, None),
-        ("proposal_generator", OwnAnchorLoop, "label_and_sample_anchors", "loops", 1, 2),
-        ("proposal_generator", OwnAnchorPick, "_subsample_labels", "picks", 2, None),
-    ],
-)
-def test_a_users_override_wins_for_its_method(
-    head, cls, method, counter, calls, sampler_calls, warnings_of_detectron2
-):
-    model = small_model()
-    module = getattr(model, head)
-    module.__class__ = cls
-    install_sampler(model, "static")
-    assert len(warnings_of_detectron2) == 1
-    assert method in warnings_of_detectron2[0]
-    assert cls.__name__ in warnings_of_detectron2[0]
-    losses, _, _ = step(model, make_batch((2, 0)))
-    assert all(torch.isfinite(loss) for loss in losses.values())
-    assert getattr(module, counter) == calls
-    sampler = installed_samplers(model).get(module)
-    assert (sampler and sampler.calls) == sampler_calls
-    uninstall_sampler(model)
-    assert type(module) is cls
-
-
 class Renamed(StandardROIHeads):
     """A user's class that overrides nothing of the sampling."""
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from d2_static_sampler import build_label_sampler
@@ -35,15 +36,28 @@ def test_two_graphs_serve_every_size_and_batch():
     assert not compiled.is_eager
 
 
+def test_words_of_any_layout_and_mode_use_the_same_graphs():
+    compiled = build_label_sampler("compiled")
+    labels = torch.randint(-1, 3, (3, 300))
+    words = torch.randint(1 << 62, (2, 3, 64))
+    with torch.inference_mode():
+        inference = torch.randint(1 << 62, (2, 3, 64))
+        compiled(labels.clone(), **ASKED, words=inference)
+    for layout in (words, inference, words.mT.contiguous().mT):
+        compiled(labels, **ASKED, words=layout)
+    assert compiled.num_graphs <= 2
+    assert not compiled.is_eager
+
+
 def test_a_copy_compiles_its_own():
     compiled = build_label_sampler("compiled")
     compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)
+    assert compiled.num_graphs
     for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
         assert clone.num_graphs == 0
 
 
-def test_without_a_compiler_it_warns_once_and_stays_static(tmp_path):
-    script = """
+SCRIPT = """
 import torch
 from d2_static_sampler.samplers import build_label_sampler
 sampler = build_label_sampler("compiled")
@@ -52,13 +66,20 @@ for _ in range(3):
     sample = sampler(labels, num_samples=32, positive_fraction=0.5, bg_label=0)
 assert sample.num_pos.tolist() == [16, 16] and sampler.is_eager
 """
-    environment = os.environ | {
-        "PATH": str(tmp_path),
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-    }
-    environment.pop("CXX", None)
+BROKEN = {
+    "no compiler": {"PATH": "{tmp}", "TORCHINDUCTOR_CACHE_DIR": "{tmp}/cache"},
+    "no cache": {"TORCHINDUCTOR_CACHE_DIR": "/proc/nothing"},
+    "no dynamo": {"TORCHDYNAMO_DISABLE": "1"},
+    "no compile": {"TORCH_COMPILE_DISABLE": "1"},
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_where_it_cannot_compile_it_warns_once_and_stays_static(broken, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "CXX"}
+    environment |= {key: value.format(tmp=tmp_path) for key, value in BROKEN[broken].items()}
     run = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("runs as 'static' from here on") == 1

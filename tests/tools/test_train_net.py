@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,49 +16,8 @@ from detectron2.config import get_cfg
 from detectron2.engine import DefaultTrainer, default_setup
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
-from d2_static_sampler.data import ShapesSpec, ensure_shapes
 from d2_static_sampler.engine import read_steps
-
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "train_net.py"
-CONFIG = str(ROOT / "configs" / "quick" / "faster_rcnn_R_18_FPN_shapes.yaml")
-SMALL = [
-    "SOLVER.IMS_PER_BATCH", "2",
-    "SOLVER.MAX_ITER", "10",
-    "INPUT.MIN_SIZE_TRAIN", "(64,)",
-    "INPUT.MIN_SIZE_TEST", "64",
-    "DATASETS.TEST", "()",
-    "MODEL.DEVICE", "cpu",
-]  # fmt: skip
-
-spec = importlib.util.spec_from_file_location("train_net", TOOL)
-train_net = importlib.util.module_from_spec(spec)
-sys.modules["train_net"] = train_net
-spec.loader.exec_module(train_net)
-
-
-@pytest.fixture(scope="module")
-def data_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("datasets")
-    ensure_shapes(folder, ShapesSpec(num_train=24, num_val=6))
-    return folder
-
-
-@pytest.fixture
-def run(data_folder, tmp_path, monkeypatch):
-    """Run the tool in this process; returns the output folder."""
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(data_folder))
-
-    def run(*arguments, output="out", config=CONFIG):
-        folder = tmp_path / output
-        given = dict(zip(SMALL[::2], SMALL[1::2], strict=True))
-        opts = [x for pair in given.items() if pair[0] not in arguments for x in pair]
-        argv = [str(TOOL), "--config-file", config, *arguments, *opts, "OUTPUT_DIR", str(folder)]
-        monkeypatch.setattr(sys, "argv", argv)
-        train_net.run()
-        return folder
-
-    return run
+from tests.tools.train_net_helpers import CONFIG, SMALL, TOOL
 
 
 def weights(folder):
@@ -185,6 +141,15 @@ def test_two_processes_on_the_cpu(data_folder, tmp_path):
     assert (tmp_path / "detections.png").exists()
 
 
+def test_torchrun(data_folder, tmp_path):
+    environment = os.environ | {"DETECTRON2_DATASETS": str(data_folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(TOOL), "--config-file", CONFIG, *SMALL, "OUTPUT_DIR", str(tmp_path)]
+    subprocess.run([*command, "SOLVER.MAX_ITER", "2"], env=environment, check=True)
+    rows = read_steps(tmp_path / "step_times.jsonl")
+    assert [(row["iteration"], row["images"]) for row in rows] == [(0, 1), (1, 1)]
+
+
 OWN = {
     "images": [{"id": 1, "file_name": "a.png", "height": 160, "width": 160}],
     "annotations": [
@@ -205,75 +170,3 @@ def test_own_files(run, data_folder, tmp_path):
     assert len(read_steps(folder / "step_times.jsonl")) == 2
     assert (folder / "detections.png").exists()
     assert run("--train-files", *files, *opts, output="no_val")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["MODEL.SAMPLER.IMPL", "fast"], r"MODEL\.SAMPLER\.IMPL is 'fast'; choose one of: .*naive"),
-        (["MODEL.SAMPLER.SEED", "-5"], r"MODEL\.SAMPLER\.SEED is -5"),
-        (["MODEL.SAMPLER.LOG_PERIOD", "0"], r"LOG_PERIOD is 0"),
-        (["MODEL.SAMPLER.TIMING", "perhaps"], r"MODEL\.SAMPLER\.TIMING"),
-        (["MODEL.SAMPLER.IMPLL", "static"], r"MODEL\.SAMPLER\.IMPLL"),
-        (["MODEL.SAMPLER.IMPL"], r"odd length"),
-        (["DATASETS.TRAIN", "('shapes_trian',)"], r"'shapes_trian'.*not registered.*shapes_train"),
-        (["DATASETS.TRAIN", "('coco_2017_train',)"], r"coco_2017_train.*does not exist.*DETECTRON"),
-        (["DATASETS.TRAIN", "()"], r"DATASETS\.TRAIN is empty"),
-        (["MODEL.WEIGHTS", "missing.pth"], r"MODEL\.WEIGHTS is 'missing\.pth'"),
-        (["MODEL.ROI_HEADS.NUM_CLASSES", "2"], r"NUM_CLASSES is 2, but shapes_train has 3"),
-        (["--num-gpus", "2", "SOLVER.IMS_PER_BATCH", "3"], r"IMS_PER_BATCH is 3.*2 processes"),
-        (["--train-files", "missing.json", "."], r"missing\.json"),
-        (["SOLVER.AMP.ENABLED", "True"], r"AMP"),
-    ],
-)
-def test_wrong_input_stops_with_one_line(run, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setattr(train_net, "launch", lambda *args, **kwargs: pytest.fail("it started"))
-    with pytest.raises(SystemExit) as stopped:
-        run(*arguments)
-    line = str(stopped.value)
-    assert line.startswith("train_net.py: error: ")
-    assert "\n" not in line
-    assert re.search(message, line), line
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_config_file(run):
-    with pytest.raises(SystemExit, match=r"nothing\.yaml"):
-        run(config="nothing.yaml")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is there to be asked for")
-def test_cuda_is_used_by_default(run):
-    assert read_steps(run() / "step_times.jsonl")[0]["device"].startswith("cuda")
-
-
-def test_cuda_that_is_not_there(run):
-    if torch.cuda.is_available():
-        return
-    with pytest.raises(SystemExit, match="no CUDA"):
-        run("MODEL.DEVICE", "cuda")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.name)
-def test_configs_load_from_any_folder(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cfg = get_cfg()
-    add_sampler_config(cfg)
-    cfg.merge_from_file(os.path.relpath(path))
-    assert cfg.MODEL.SAMPLER.IMPL in ("naive", "static", "compiled")
-
-
-def test_the_config_node(tmp_path):
-    plain = get_cfg()
-    with pytest.raises(KeyError, match=r"MODEL\.SAMPLER"):
-        plain.merge_from_file(CONFIG)
-    cfg = get_cfg()
-    add_sampler_config(cfg)
-    assert cfg.MODEL.SAMPLER.IMPL == "naive"
-    cfg.merge_from_file(CONFIG)
-    add_sampler_config(cfg)
-    assert cfg.MODEL.SAMPLER.IMPL == "static"
-    late = get_cfg()
-    late.merge_from_list(["SOLVER.MAX_ITER", 5])
-    add_sampler_config(late)
-    assert late.MODEL.SAMPLER.IMPL == "naive"

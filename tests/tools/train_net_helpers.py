@@ -1,0 +1,24 @@
+"""tools/train_net.py as a module, and the arguments of a small run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "train_net.py"
+CONFIG = str(ROOT / "configs" / "quick" / "faster_rcnn_R_18_FPN_shapes.yaml")
+SMALL = [
+    "SOLVER.IMS_PER_BATCH", "2",
+    "SOLVER.MAX_ITER", "10",
+    "INPUT.MIN_SIZE_TRAIN", "(64,)",
+    "INPUT.MIN_SIZE_TEST", "64",
+    "DATASETS.TEST", "()",
+    "MODEL.DEVICE", "cpu",
+]  # fmt: skip
+
+
+_spec = importlib.util.spec_from_file_location("train_net", TOOL)
+train_net = sys.modules["train_net"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(train_net)
