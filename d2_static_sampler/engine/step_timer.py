@@ -86,6 +86,13 @@ class StepTimer:
         self.model = model
         self.optimizer = optimizer
         self.clock = clock_for(next(model.parameters()).device)
+        methods = {"rpn": "label_and_sample_anchors", "roi": "label_and_sample_proposals"}
+        self._heads = [
+            (module, head, method)
+            for module in model.modules()
+            for head, method in methods.items()
+            if hasattr(module, method)
+        ]
 
     @contextlib.contextmanager
     def step(self) -> Iterator[StepTimes]:
@@ -109,15 +116,8 @@ class StepTimer:
         # Detectron2's own sampling, which its heads find by this name.
         wrap(rpn, "subsample_labels", "rpn_sample")
         wrap(roi_heads, "subsample_labels", "roi_sample")
-        for module in self.model.modules():
-            if hasattr(module, "label_and_sample_anchors"):
-                head = "rpn"
-                wrap(module, "label_and_sample_anchors", "rpn_label")
-            elif hasattr(module, "label_and_sample_proposals"):
-                head = "roi"
-                wrap(module, "label_and_sample_proposals", "roi_label")
-            else:
-                continue
+        for module, head, method in self._heads:
+            wrap(module, method, f"{head}_label")
             if "_label_sampler" in vars(module):
                 wrap(module, "_label_sampler", f"{head}_sample")
 

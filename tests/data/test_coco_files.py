@@ -23,15 +23,6 @@ VALID = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _restore_catalogs():
-    datasets, metadata = dict(DatasetCatalog.data), dict(MetadataCatalog.data)
-    yield
-    for catalog, saved in ((DatasetCatalog, datasets), (MetadataCatalog, metadata)):
-        catalog.data.clear()
-        catalog.data.update(saved)
-
-
 @pytest.fixture
 def image_root(tmp_path):
     root = tmp_path / "images"
