@@ -31,13 +31,7 @@ from torch import nn
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
 from d2_static_sampler.data import ensure_shapes, register_coco_files
-from d2_static_sampler.engine import (
-    check_processes,
-    check_run,
-    check_weights,
-    draw_detections,
-    launch,
-)
+from d2_static_sampler.engine import check_run, draw_detections, launch
 
 EVALUATOR_TYPES = ("coco", "lvis", "pascal_voc")
 PICTURE = "detections.png"
@@ -88,8 +82,7 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     use_own_files(cfg, args)
     if any(name.startswith("shapes_") for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
         ensure_shapes()
-    check_run(cfg, num_processes=check_processes(args), can_evaluate=EVALUATOR_TYPES)
-    check_weights(cfg, resume=args.resume, eval_only=args.eval_only)
+    check_run(cfg, args, can_evaluate=EVALUATOR_TYPES)
     cfg.freeze()
     return cfg
 

@@ -1,6 +1,6 @@
 """What a training run adds to Detectron2's: checks, step times, sampler state, CPU processes."""
 
-from .checks import check_processes, check_run, check_weights
+from .checks import check_run
 from .hooks import SamplerHook
 from .launch import launch
 from .picture import draw_detections
@@ -11,9 +11,7 @@ __all__ = [
     "SamplerHook",
     "StepLog",
     "StepTimer",
-    "check_processes",
     "check_run",
-    "check_weights",
     "draw_detections",
     "launch",
     "read_steps",

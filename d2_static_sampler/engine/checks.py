@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 from collections.abc import Collection
 from typing import Any
@@ -17,45 +18,30 @@ from detectron2.modeling import (
     PROPOSAL_GENERATOR_REGISTRY,
     ROI_HEADS_REGISTRY,
 )
+from fvcore.common.registry import Registry
 
 from ..config import check_sampler_config
 
 
-def check_processes(args: argparse.Namespace) -> int:
-    """The number of processes of all machines; ValueError where it makes no sense.
-
-    Args:
-        args: of Detectron2's ``default_argument_parser``.
-    """
-    for option in ("num_gpus", "num_machines"):
-        value = getattr(args, option)
-        _check(f"--{option.replace('_', '-')}", value, value >= 1, "at least 1")
-    rank, machines = args.machine_rank, args.num_machines
-    _check("--machine-rank", rank, 0 <= rank < machines, f"0 to {machines - 1}")
-    if torch.cuda.is_available():
-        devices = torch.cuda.device_count()
-        _check("--num-gpus", args.num_gpus, args.num_gpus <= devices, f"at most {devices} here")
-    if machines > 1:
-        _check("--dist-url", args.dist_url, args.dist_url != "auto", "tcp://HOST:PORT of machine 0")
-    return args.num_gpus * machines
-
-
-def check_run(cfg: CfgNode, *, num_processes: int, can_evaluate: Collection[str]) -> None:
-    """Raise ValueError or FileNotFoundError, in one line, where ``cfg`` cannot be run.
+def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collection[str]) -> None:
+    """Raise ValueError or FileNotFoundError, in one line, where a run would fail later.
 
     Args:
         cfg: the complete config.
-        num_processes: of all machines.
+        args: of Detectron2's ``default_argument_parser``.
         can_evaluate: the kinds of data set, by evaluator_type, that the caller can evaluate.
     """
     check_sampler_config(cfg)
+    _check_processes(args)
     _check_device(cfg)
     _check_names(cfg)
     _check_numbers(cfg)
-    _check_batch(cfg.SOLVER.IMS_PER_BATCH, num_processes)
-    if not cfg.DATASETS.TRAIN:
-        raise ValueError("DATASETS.TRAIN is empty: name a registered data set")
-    for key in ("TRAIN", "TEST"):
+    _check_batch(cfg.SOLVER.IMS_PER_BATCH, args.num_gpus * args.num_machines)
+    _check_weights(cfg, args)
+    used = "TEST" if args.eval_only else "TRAIN"
+    if not cfg.DATASETS[used]:
+        raise ValueError(f"DATASETS.{used} is empty: name a registered data set")
+    for key in ("TEST",) if args.eval_only else ("TRAIN", "TEST"):
         for name in cfg.DATASETS[key]:
             _check_data_set(key, name)
             _check_classes(cfg, name)
@@ -68,6 +54,19 @@ def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
         raise ValueError(f"{key} is {value!r}; {choices}")
 
 
+def _check_processes(args: argparse.Namespace) -> None:
+    for option in ("num_gpus", "num_machines"):
+        value = getattr(args, option)
+        _check(f"--{option.replace('_', '-')}", value, value >= 1, "at least 1")
+    rank, machines = args.machine_rank, args.num_machines
+    _check("--machine-rank", rank, 0 <= rank < machines, f"0 to {machines - 1}")
+    if torch.cuda.is_available():
+        devices = torch.cuda.device_count()
+        _check("--num-gpus", args.num_gpus, args.num_gpus <= devices, f"at most {devices} here")
+    if machines > 1:
+        _check("--dist-url", args.dist_url, args.dist_url != "auto", "tcp://HOST:PORT of machine 0")
+
+
 def _check_device(cfg: CfgNode) -> None:
     name = cfg.MODEL.DEVICE
     has_cuda = torch.cuda.is_available()
@@ -78,22 +77,22 @@ def _check_device(cfg: CfgNode) -> None:
 
 
 def _check_names(cfg: CfgNode) -> None:
-    registries = {
-        "META_ARCHITECTURE": META_ARCH_REGISTRY,
-        "BACKBONE.NAME": BACKBONE_REGISTRY,
-        "PROPOSAL_GENERATOR.NAME": PROPOSAL_GENERATOR_REGISTRY,
-        "ROI_HEADS.NAME": ROI_HEADS_REGISTRY,
+    known = {
+        "META_ARCHITECTURE": _names(META_ARCH_REGISTRY),
+        "BACKBONE.NAME": _names(BACKBONE_REGISTRY),
+        "PROPOSAL_GENERATOR.NAME": [*_names(PROPOSAL_GENERATOR_REGISTRY), "PrecomputedProposals"],
+        "ROI_HEADS.NAME": _names(ROI_HEADS_REGISTRY),
     }
-    for key, registry in registries.items():
-        value = cfg.MODEL
-        for part in key.split("."):
-            value = value[part]
-        choices = sorted(name for name, _ in registry)
-        known = value in registry or value == "PrecomputedProposals"
-        _check(f"MODEL.{key}", value, known, f"choose one of: {', '.join(choices)}")
+    for key, names in known.items():
+        value = functools.reduce(getattr, key.split("."), cfg.MODEL)
+        _check(f"MODEL.{key}", value, value in names, f"choose one of: {', '.join(names)}")
     schedules = ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR")
     name = cfg.SOLVER.LR_SCHEDULER_NAME
     _check("SOLVER.LR_SCHEDULER_NAME", name, name in schedules, f"choose one of: {schedules}")
+
+
+def _names(registry: Registry) -> list[str]:
+    return sorted(name for name, _ in registry)
 
 
 def _check_numbers(cfg: CfgNode) -> None:
@@ -104,26 +103,17 @@ def _check_numbers(cfg: CfgNode) -> None:
         _check(f"MODEL.{head}.POSITIVE_FRACTION", fraction, 0 <= fraction <= 1, "0 to 1")
 
 
-def check_weights(cfg: CfgNode, *, resume: bool, eval_only: bool) -> None:
-    """Raise where ``MODEL.WEIGHTS`` is missing, or an evaluation would have no weights at all.
-
-    Args:
-        cfg: the complete config.
-        resume: weights come from the last checkpoint of OUTPUT_DIR, where there is one.
-        eval_only: the weights will not be trained.
-    """
-    if resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
+def _check_weights(cfg: CfgNode, args: argparse.Namespace) -> None:
+    if args.resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
         return
     weights = cfg.MODEL.WEIGHTS
     if weights and "://" not in weights and not os.path.isfile(weights):
         raise FileNotFoundError(f"MODEL.WEIGHTS is {weights!r}: there is no such file")
-    if eval_only and not weights:
+    if args.eval_only and not weights:
         raise ValueError(
             "--eval-only needs weights: set MODEL.WEIGHTS, or --resume with the OUTPUT_DIR of a "
             f"run that left a checkpoint ({cfg.OUTPUT_DIR} has none)"
         )
-    if eval_only and not cfg.DATASETS.TEST:
-        raise ValueError("--eval-only needs a data set: DATASETS.TEST is empty")
 
 
 def _check_batch(images: int, num_processes: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.modeling.proposal_generator.rpn import RPN
-from detectron2.modeling.proposal_generator.rrpn import RRPN
 from detectron2.modeling.roi_heads.roi_heads import ROIHeads
 from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
 from torch import nn
@@ -25,7 +24,7 @@ logger = logging.getLogger(f"detectron2.{__name__}")
 class Seam(NamedTuple):
     """Where a head samples: a method over the whole batch, and one for an image inside it."""
 
-    heads: tuple[type[nn.Module], ...]
+    head: type[nn.Module]
     batch_method: str
     image_method: str
     batch_mixin: type
@@ -35,21 +34,21 @@ class Seam(NamedTuple):
 # The first seam whose head a module is counts: RROIHeads is a ROIHeads too.
 _SEAMS = (
     Seam(
-        heads=(RPN, RRPN),
+        head=RPN,
         batch_method="label_and_sample_anchors",
         image_method="_subsample_labels",
         batch_mixin=BatchAnchorSampler,
         image_mixin=AnchorSampler,
     ),
     Seam(
-        heads=(RROIHeads,),
+        head=RROIHeads,
         batch_method="label_and_sample_proposals",
         image_method="_sample_proposals",
         batch_mixin=BatchRotatedProposalSampler,
         image_mixin=ProposalSampler,
     ),
     Seam(
-        heads=(ROIHeads,),
+        head=ROIHeads,
         batch_method="label_and_sample_proposals",
         image_method="_sample_proposals",
         batch_mixin=BatchProposalSampler,
@@ -132,7 +131,7 @@ def _resolve(choice: Any, seed: int | None) -> tuple[str, LabelSampler | None, i
 
 
 def _seam(module: nn.Module) -> Seam | None:
-    return next((seam for seam in _SEAMS if isinstance(module, seam.heads)), None)
+    return next((seam for seam in _SEAMS if isinstance(module, seam.head)), None)
 
 
 def _choose_mixin(name: str, module: nn.Module) -> type | None:

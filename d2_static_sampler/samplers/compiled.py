@@ -58,7 +58,7 @@ class CompiledSampler(StaticSampler):
                     return picked
                 self._give_up("torch.compile is switched off in this process")
             except Exception as error:  # a compiler fails in many ways; no fault of the data's
-                self._give_up(str(error).strip().splitlines()[0])
+                self._give_up((str(error).strip() or type(error).__name__).splitlines()[0])
         return pick_ranks(words, counts, quota)
 
     def _run_compiled(

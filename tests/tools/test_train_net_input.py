@@ -47,6 +47,7 @@ from tests.tools.train_net_helpers import CONFIG, ROOT, train_net
         (["--num-machines", "0"], r"--num-machines is 0"),
         (["--machine-rank", "5"], r"--machine-rank is 5; 0 to 0"),
         (["--num-machines", "2", "--dist-url", "auto"], r"--dist-url is 'auto'"),
+        (["--eval-only", "DATASETS.TEST", "()"], r"DATASETS\.TEST is empty|needs weights"),
         (["--eval-only"], r"--eval-only needs weights"),
         (["--eval-only", "--resume"], r"--eval-only needs weights"),
     ],
