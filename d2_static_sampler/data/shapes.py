@@ -1,7 +1,7 @@
 """The built-in "shapes" data set under Detectron2's names: `shapes_train` and `shapes_val`.
 
 Images of 1 to 8 filled circles, squares and triangles on a textured background, and a few
-without any object: enough to train and evaluate a detector in two minutes on a CPU. The files
+without any object: enough to train and evaluate a detector in a few minutes on a CPU. The files
 are drawn at the first use, never at the registration.
 """
 

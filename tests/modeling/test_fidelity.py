@@ -215,7 +215,12 @@ def test_a_lazy_model():
 
 def test_one_anchor_a_cell_on_a_tiny_image():
     model = small_model(
-        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[1.0]], "MODEL.RESNETS.NORM", "FrozenBN"
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
+        [[1.0]],
+        "MODEL.RESNETS.NORM",
+        "FrozenBN",
+        "MODEL.FPN.NORM",
+        "",
     )
     install_sampler(model, "static")
     losses, _, _ = step(model, make_batch((1,), size=32))
