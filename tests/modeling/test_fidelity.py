@@ -9,13 +9,15 @@ import detectron2.modeling.roi_heads.roi_heads as stock_roi_heads
 import pytest
 import torch
 from detectron2.config import LazyCall, instantiate
-from detectron2.modeling.matcher import Matcher
-from detectron2.modeling.roi_heads import ROIHeads
+from detectron2.modeling.meta_arch import GeneralizedRCNN
+from detectron2.modeling.proposal_generator.rpn import RPN
+from detectron2.modeling.roi_heads import StandardROIHeads
 from detectron2.structures import Boxes, Instances, Keypoints
 from detectron2.utils.events import EventStorage
 
 from d2_static_sampler import install_sampler
-from tests.helpers import NUM_CLASSES, ReplaySampler, make_batch, small_model, step
+from d2_static_sampler.modeling import installed_samplers
+from tests.helpers import ReplaySampler, make_batch, small_config, small_model, step
 
 FASTER = ()
 MASK = ("MODEL.MASK_ON", True)
@@ -196,21 +198,31 @@ def test_what_stock_refuses_stays_refused(impl):
         heads.label_and_sample_proposals(proposals, targets)
 
 
-def test_a_lazy_model():
-    lazy = LazyCall(ROIHeads)(
-        num_classes=NUM_CLASSES,
-        batch_size_per_image=16,
-        positive_fraction=0.25,
-        proposal_matcher=LazyCall(Matcher)(
-            thresholds=[0.5], labels=[0, 1], allow_low_quality_matches=False
-        ),
+def lazy_model():
+    """A Faster R-CNN from a LazyConfig, whose parts are those of the YAML's model."""
+    parts = small_model()
+    cfg = small_config()
+    shape = parts.backbone.output_shape()
+    lazy = LazyCall(GeneralizedRCNN)(
+        backbone=parts.backbone,
+        proposal_generator=LazyCall(RPN)(**RPN.from_config(cfg, shape)),
+        roi_heads=LazyCall(StandardROIHeads)(**StandardROIHeads.from_config(cfg, shape)),
+        pixel_mean=cfg.MODEL.PIXEL_MEAN,
+        pixel_std=cfg.MODEL.PIXEL_STD,
     )
-    heads = install_sampler(instantiate(lazy), "static")
-    proposals, targets = proposals_and_targets()
-    with EventStorage():
-        sampled = heads.label_and_sample_proposals(proposals, targets)
-    assert [len(x) for x in sampled] == [16, 16]
-    assert (sampled[1].gt_classes == NUM_CLASSES).all()
+    return instantiate(lazy).train()
+
+
+@pytest.mark.parametrize("impl", ["static", "compiled"])
+def test_a_lazy_model(impl):
+    model = install_sampler(lazy_model(), impl)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for i in range(10):
+        losses, _, logged = step(model, make_batch((0, 3) if i % 2 else (0, 0), size=64, seed=i))
+        optimizer.step()
+        assert all(torch.isfinite(loss) for loss in losses.values())
+        assert logged["roi_head/num_fg_samples"] > 0 or not i % 2
+    assert [head.calls for head in installed_samplers(model).values()] == [10, 10]
 
 
 def test_one_anchor_a_cell_on_a_tiny_image():
