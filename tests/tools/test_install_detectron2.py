@@ -113,7 +113,7 @@ def test_a_failed_download_names_the_ways_out(tmp_path: Path) -> None:
 
 
 def test_pip_never_runs_the_setup_of_another_archive(tmp_path: Path) -> None:
-    """A find-links folder stands for an index that hands out something else."""
+    """A local folder of archives stands for an index that hands out something else."""
     ran = tmp_path / "ran"
     setup = f"from setuptools import setup; open({str(ran)!r}, 'w'); setup(name='pb1-detectron2')"
     links = tmp_path / "links"
