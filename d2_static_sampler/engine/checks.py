@@ -21,6 +21,7 @@ from detectron2.modeling import (
 from fvcore.common.registry import Registry
 
 from ..config import check_sampler_config
+from .launch import num_processes
 
 
 def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collection[str]) -> None:
@@ -36,7 +37,7 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
     _check_device(cfg)
     _check_names(cfg)
     _check_numbers(cfg)
-    _check_batch(cfg.SOLVER.IMS_PER_BATCH, args.num_gpus * args.num_machines)
+    _check_batch(cfg.SOLVER.IMS_PER_BATCH, num_processes(args.num_gpus, args.num_machines))
     _check_weights(cfg, args)
     used = "TEST" if args.eval_only else "TRAIN"
     if not cfg.DATASETS[used]:
@@ -116,10 +117,10 @@ def _check_weights(cfg: CfgNode, args: argparse.Namespace) -> None:
         )
 
 
-def _check_batch(images: int, num_processes: int) -> None:
-    if images < num_processes or images % num_processes:
+def _check_batch(images: int, processes: int) -> None:
+    if images < processes or images % processes:
         raise ValueError(
-            f"SOLVER.IMS_PER_BATCH is {images}, which {num_processes} processes cannot share evenly"
+            f"SOLVER.IMS_PER_BATCH is {images}, which {processes} processes cannot share evenly"
         )
 
 

@@ -44,7 +44,7 @@ def launch(
         args: of ``main_func``.
         timeout: of the processes' collective calls.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _under_torchrun():
         _join("env://", int(os.environ["LOCAL_WORLD_SIZE"]), timeout)
         main_func(*args)
         return
@@ -66,6 +66,17 @@ def launch(
             main_func, args, world_size, num_gpus_per_machine, machine_rank, dist_url, timeout
         ),
     )  # fmt: skip
+
+
+def num_processes(num_gpus_per_machine: int, num_machines: int) -> int:
+    """Processes of all machines: what torchrun started, else what :func:`launch` will start."""
+    if _under_torchrun():
+        return int(os.environ["WORLD_SIZE"])
+    return num_gpus_per_machine * num_machines
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _run_process(

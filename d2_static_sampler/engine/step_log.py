@@ -72,8 +72,9 @@ def _parse(line: str) -> Row | None:
         row = json.loads(line)
     except ValueError:
         return None
-    complete = line.endswith("\n") and isinstance(row, dict) and "iteration" in row
-    return row if complete else None
+    if not line.endswith("\n") or not isinstance(row, dict):
+        return None
+    return row if isinstance(row.get("iteration"), int) else None
 
 
 def summarize_steps(rows: Iterable[Row]) -> str:
@@ -83,8 +84,8 @@ def summarize_steps(rows: Iterable[Row]) -> str:
     """
     steps: dict[str, list[Row]] = {}
     for row in rows:
-        if not row["warmup"]:
-            steps.setdefault(row["impl"], []).append(row)
+        if row.get("warmup") is False:
+            steps.setdefault(row.get("impl", "?"), []).append(row)
     if not steps:
         return "No step times outside warm-up"
     keys = dict.fromkeys(key for of_impl in steps.values() for row in of_impl for key in row)

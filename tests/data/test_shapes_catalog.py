@@ -1,7 +1,6 @@
 """The shapes data set as Detectron2 sees it."""
 
 import importlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ import d2_static_sampler.data as data_package
 from d2_static_sampler.data import ensure_shapes, register_shapes, shapes_folder
 from d2_static_sampler.data import shapes as shapes_module
 from tests.data.shapes_helpers import SMALL
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def test_registering_neither_needs_nor_writes_files(tmp_path):

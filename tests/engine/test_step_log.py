@@ -43,7 +43,9 @@ def test_a_new_run_keeps_the_old_file(tmp_path):
     assert len(read_steps(tmp_path / "steps.jsonl.old")) == 4
 
 
-@pytest.mark.parametrize("damage", ["garbage\n", "\n", "{}\n", "[1]\n", "\0\n", "\udcff\n"])
+@pytest.mark.parametrize(
+    "damage", ["garbage\n", "\n", "{}\n", "[1]\n", '{"iteration": "1"}\n', "\0\n", "\udcff\n"]
+)
 def test_damaged_lines_are_left_out(tmp_path, damage, warnings_of_detectron2):
     path = tmp_path / "steps.jsonl"
     write(path, range(3), 0)
@@ -66,4 +68,5 @@ def test_summary():
     assert "99.00" in table
     rows[50]["of_a_later_version_ms"] = 1.0
     assert "of_a_later_version_ms" in summarize_steps(rows)
+    assert summarize_steps([{"iteration": 0}]) == summarize_steps([])
     assert summarize_steps(rows[:5]) == "No step times outside warm-up"

@@ -47,7 +47,10 @@ from tests.tools.train_net_helpers import CONFIG, ROOT, train_net
         (["--num-machines", "0"], r"--num-machines is 0"),
         (["--machine-rank", "5"], r"--machine-rank is 5; 0 to 0"),
         (["--num-machines", "2", "--dist-url", "auto"], r"--dist-url is 'auto'"),
-        (["--eval-only", "DATASETS.TEST", "()"], r"DATASETS\.TEST is empty|needs weights"),
+        (
+            ["--eval-only", "MODEL.WEIGHTS", CONFIG, "DATASETS.TEST", "()"],
+            r"DATASETS\.TEST is empty",
+        ),
         (["--eval-only"], r"--eval-only needs weights"),
         (["--eval-only", "--resume"], r"--eval-only needs weights"),
     ],
@@ -71,6 +74,13 @@ def test_a_missing_config_file(run):
 def test_the_device_is_cuda_where_there_is_one(run):
     run_on = read_steps(run("SOLVER.MAX_ITER", "1", without=["MODEL.DEVICE"]) / "step_times.jsonl")
     assert run_on[0]["device"] == ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def test_processes_of_torchrun_share_the_batch(run, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(SystemExit, match="IMS_PER_BATCH is 2, which 3 processes"):
+        run()
 
 
 @pytest.mark.parametrize("text", ["", "plain", "- a list", "MODEL: [", "_BASE_: bad.yaml"])
