@@ -1,8 +1,7 @@
-"""The compiled sampler: the static one, with its arithmetic through ``torch.compile``.
+"""The compiled sampler: the static one, with all but its counting through ``torch.compile``.
 
-What is compiled is :func:`~.selection.pick_ranks`: many small operations on (B, K) tensors. Its
-shapes do not depend on N, so that no image size ever compiles again. Counting and searching the
-labels stay eager: on a CPU, Inductor's code for them takes about eight times as long.
+What is compiled is :func:`~.static.take`: many small operations. Counting the labels stays
+eager: on a CPU, Inductor's code for it takes three times as long.
 """
 
 from __future__ import annotations
@@ -10,17 +9,22 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .registry import LABEL_SAMPLER_REGISTRY
-from .selection import pick_ranks
-from .static import StaticSampler
+from .request import SampleRequest
+from .sample import LabelSample
+from .selection import MemberBlocks, MemberTable, choose_members
+from .static import StaticSampler, take
 
 logger = logging.getLogger(__name__)
+
+Form = type[MemberTable] | type[MemberBlocks]
+Taken = tuple[Tensor, Tensor, Tensor]
 
 
 class CompiledSampler(StaticSampler):
@@ -38,7 +42,8 @@ class CompiledSampler(StaticSampler):
     def __init__(self) -> None:
         self.num_graphs = 0
         self.is_eager = False
-        self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor, Tensor]]] = {}
+        self._compiled: dict[tuple[int, int], tuple[Form, Callable[..., Taken]]] = {}
+        self._called: set[tuple[Callable[..., Taken], bool]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled functions cannot be pickled or copied; a copy compiles its own.
@@ -48,30 +53,28 @@ class CompiledSampler(StaticSampler):
         CompiledSampler.__init__(self)
         self.is_eager = state["is_eager"]
 
-    def _pick_ranks(
-        self, words: Tensor, counts: Tensor, quota: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
         if not self.is_eager:
             try:
-                picked = self._run_compiled(words, counts, quota)
+                sample = self._run_compiled(labels, words, request)
                 if self.num_graphs:
-                    return picked
+                    return sample
                 self._give_up("torch.compile is switched off in this process")
             except Exception as error:  # a compiler fails in many ways; no fault of the data's
                 self._give_up((str(error).strip() or type(error).__name__).splitlines()[0])
-        return pick_ranks(words, counts, quota)
+        return super()._sample(labels, words, request)
 
-    def _run_compiled(
-        self, words: Tensor, counts: Tensor, quota: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        # One graph for all: of one layout, whatever the caller's autocast and inference mode.
-        with torch.inference_mode(False), torch.no_grad(), _no_autocast(words.device):
-            words = words.clone(memory_format=torch.contiguous_format)
-            counts = counts.clone(memory_format=torch.contiguous_format)
-            # Without these marks a second batch size would compile a second graph.
-            torch._dynamo.maybe_mark_dynamic(words, 1)
-            torch._dynamo.maybe_mark_dynamic(counts, 1)
-            return self._compile(words.shape[-1], quota)(words, counts)
+    def _run_compiled(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+        # One graph for all: of one layout, whatever the caller's modes.
+        with torch.no_grad(), _usual_modes(labels.device):
+            form, compiled = self._compile(labels.shape[1], request)
+            members = form.of(labels, request.background)
+            inputs = [words.clone(memory_format=torch.contiguous_format), *vars(members).values()]
+            if (compiled, len(labels) == 1) not in self._called:
+                self._called.add((compiled, len(labels) == 1))
+                _mark_dynamic(*inputs)
+            index, num_pos, num_neg = compiled(*inputs)
+            return LabelSample(index, num_pos.squeeze(1), num_neg.squeeze(1))
 
     def _give_up(self, reason: str) -> None:
         self.is_eager = True
@@ -82,13 +85,16 @@ class CompiledSampler(StaticSampler):
         )
 
     def _compile(
-        self, num_samples: int, quota: int
-    ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-        key = num_samples, quota
+        self, num_candidates: int, request: SampleRequest
+    ) -> tuple[Form, Callable[..., Taken]]:
+        key = request.num_samples, request.quota
         if key not in self._compiled:
-            self._compiled[key] = torch.compile(
-                _with_quota(quota), backend=self._inductor, fullgraph=True
+            # The form of the first call stays: another one would be another graph.
+            form = choose_members(num_candidates, request.num_samples)
+            compiled = torch.compile(
+                _taker(form, request.quota), backend=self._inductor, fullgraph=True
             )
+            self._compiled[key] = form, compiled
         return self._compiled[key]
 
     def _inductor(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -98,21 +104,33 @@ class CompiledSampler(StaticSampler):
         return compiled
 
 
-def _with_quota(quota: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    def pick_ranks_of_quota(words: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return pick_ranks(words, counts, quota)
+def _taker(form: Form, quota: int) -> Callable[..., Taken]:
+    def take_from_form(words: Tensor, *members: Tensor) -> Taken:
+        return take(form(*members), words, quota)
 
     # torch.compile counts recompilations a code object: a copy has a count of its own, so that
     # many samplers in one process do not use up the limit together.
-    code = pick_ranks_of_quota.__code__.replace()
-    return types.FunctionType(code, globals(), code.co_name, None, pick_ranks_of_quota.__closure__)
+    code = take_from_form.__code__.replace()
+    return types.FunctionType(code, globals(), code.co_name, None, take_from_form.__closure__)
 
 
-def _no_autocast(device: torch.device) -> torch.autocast | nullcontext[None]:
-    # A graph is valid for one autocast state only; integers are the same in each.
+def _mark_dynamic(words: Tensor, *members: Tensor) -> None:
+    """Without these marks a second batch size or N would compile a second graph."""
+    torch._dynamo.maybe_mark_dynamic(words, 1)
+    for value in members:
+        torch._dynamo.maybe_mark_dynamic(value, 0)
+        if value.shape[1] > 1:
+            torch._dynamo.maybe_mark_dynamic(value, 1)
+
+
+def _usual_modes(device: torch.device) -> ExitStack:
+    """Neither inference mode nor autocast: a graph is valid for one state of them only."""
+    modes = ExitStack()
+    if torch.is_inference_mode_enabled():
+        modes.enter_context(torch.inference_mode(False))
     if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+        modes.enter_context(torch.autocast(device.type, enabled=False))
+    return modes
 
 
 @LABEL_SAMPLER_REGISTRY.register()

@@ -7,7 +7,7 @@ import torch
 from detectron2.modeling.sampling import subsample_labels as oracle
 
 from d2_static_sampler import build_label_sampler, subsample_labels
-from d2_static_sampler.samplers.selection import rank_select
+from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
 
 FRACTIONS = (0.0, 0.25, 0.29, 1 / 3, 0.5, 0.7, 1.0)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -152,15 +152,23 @@ def test_background_that_the_type_cannot_hold(sampler, bg):
     assert (int(sample.num_pos), int(sample.num_neg)) == (3, 0)
 
 
-@pytest.mark.parametrize("width", [8, 64, 120])
-def test_block_width_changes_nothing(width, monkeypatch):
-    labels, words = random_labels(2, 1003), torch.randint(1 << 62, (2, 2, 128))
+@pytest.mark.parametrize("width", [0, 8, 64, 120])
+@pytest.mark.parametrize("n", [1, 119, 120, 1003])
+def test_block_width_changes_nothing(width, n, monkeypatch):
+    """Width 0 is the table of members."""
+    labels, words = random_labels(2, n), torch.randint(1 << 62, (2, 2, 128))
     asked = {"num_samples": 128, "positive_fraction": 0.5, "bg_label": 0, "words": words}
     expected = build_label_sampler("naive")(labels, **asked)
-    monkeypatch.setattr("d2_static_sampler.samplers.static.block_width", lambda n, k: width)
+
+    class Blocks(MemberBlocks):
+        @classmethod
+        def of(cls, labels, background):
+            return MemberBlocks.of(labels, background, width=width)
+
+    form = Blocks if width else MemberTable
+    monkeypatch.setattr("d2_static_sampler.samplers.static.choose_members", lambda n, k: form)
     sample = build_label_sampler("static")(labels, **asked)
     assert torch.equal(sample.index, expected.index)
-    assert rank_select.block_width(268_569, 256) != rank_select.block_width(2000, 512)
 
 
 @pytest.mark.parametrize("word", [0, (1 << 62) - 1])

@@ -31,10 +31,8 @@ def test_every_ordered_sample_is_equally_likely(n, m, k):
     rows = len(words)
     assert rows == math.perm(n, m)
 
-    counts = torch.tensor([[n] * rows, [0] * rows])
-    ranks, num_pos, num_neg = pick_ranks(torch.stack([words, words]), counts, m)
-    assert (num_pos == m).all()
-    assert (num_neg == 0).all()
+    positives, num_pos = torch.full((rows, 1), n), torch.full((rows, 1), m)
+    ranks = pick_ranks(torch.stack([words, words]), positives, positives, num_pos)
     assert ranks[:, :m].tolist() == [shuffle(row, n, m) for row in words.tolist()]
     assert set(Counter(map(tuple, ranks[:, :m].tolist())).values()) == {1}
 
@@ -45,17 +43,19 @@ def test_both_classes_follow_the_sequential_shuffle(k):
         n_pos, n_neg = torch.randint(0, 2 * k, (2,)).tolist()
         quota = int(torch.randint(0, k + 1, ()))
         words = torch.randint(1 << 62, (2, 1, k))
-        ranks, num_pos, num_neg = pick_ranks(words, torch.tensor([[n_pos], [n_neg]]), quota)
-        m_pos, m_neg = min(n_pos, quota), min(n_neg, k - min(n_pos, quota))
-        assert (int(num_pos), int(num_neg)) == (m_pos, m_neg)
+        m_pos = min(n_pos, quota)
+        m_neg = min(n_neg, k - m_pos)
+        counts = (torch.tensor([[count]]) for count in (n_pos, n_pos + n_neg, m_pos))
+        ranks = pick_ranks(words, *counts)[0].tolist()
         negatives = shuffle(words[1, 0].tolist(), n_neg, m_neg)
         expected = shuffle(words[0, 0].tolist(), n_pos, m_pos) + [n_pos + r for r in negatives]
-        assert ranks[0].tolist() == expected + [0] * (k - len(expected))
+        assert ranks[: len(expected)] == expected
+        assert all(rank >= n_pos + n_neg for rank in ranks[len(expected) :])
 
 
 def test_longest_chain():
     """Every step aims at the last place: each pick hangs on all the steps before it."""
     k = 500
     words = torch.arange(k - 1, -1, -1).expand(2, 1, k)
-    ranks, _, _ = pick_ranks(words, torch.tensor([[k], [0]]), k)
+    ranks = pick_ranks(words, *(torch.tensor([[k]]) for _ in range(3)))
     assert ranks[0].tolist() == shuffle(words[0, 0].tolist(), k, k)

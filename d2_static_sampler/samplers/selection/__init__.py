@@ -1,6 +1,6 @@
 """The two halves of rank selection: which ranks to take, and which candidate has a rank."""
 
-from .rank_select import Blocks, block_width, count_blocks, select_by_rank
+from .members import MemberBlocks, Members, MemberTable, choose_members
 from .ranks import pick_ranks
 
-__all__ = ["Blocks", "block_width", "count_blocks", "pick_ranks", "select_by_rank"]
+__all__ = ["MemberBlocks", "MemberTable", "Members", "choose_members", "pick_ranks"]

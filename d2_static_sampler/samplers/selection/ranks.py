@@ -12,41 +12,30 @@ import torch
 from torch import Tensor
 
 
-def pick_ranks(words: Tensor, counts: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Pick the places of a row's sample, positives first.
+def pick_ranks(words: Tensor, positives: Tensor, total: Tensor, num_pos: Tensor) -> Tensor:
+    """Pick the places of a row's sample: ``num_pos`` positives, then negatives.
 
     For the same words this is exactly what a sequential shuffle picks, so that uniform words
     make every ordered sample equally likely (up to the modulo's ``(P+Q) * 2**-62``).
 
     Args:
         words: (2, B, K) int64, non-negative; row 0 drives the positives, row 1 the negatives.
-        counts: (2, B) int64, P and Q of each row.
-        quota: the most positives a row may take.
+        positives: (B, 1) int64, P.
+        total: (B, 1) int64, P + Q.
+        num_pos: (B, 1) int64, how many positives to pick, at most P and K.
 
     Returns:
-        (B, K) int64 places in 0 .. P+Q-1 (0 in padding slots), (B,) int64 number of positives
-        picked, (B,) int64 number of negatives picked.
+        (B, K) int64 places; P + Q or more in the slots that no negative is left for.
     """
-    num_samples = words.shape[-1]
-    positives, negatives = counts
-    num_pos = positives.clamp(max=quota)
-    num_neg = torch.minimum(negatives, num_samples - num_pos)
-
-    slot = torch.arange(num_samples, device=words.device)
-    first_neg = num_pos[:, None]
-    is_pos = slot < first_neg
-    is_valid = slot < (num_pos + num_neg)[:, None]
-    neg_words = words[1].gather(1, (slot - first_neg).clamp(min=0))
-    word = torch.where(is_pos, words[0], neg_words)
-    total = (positives + negatives)[:, None]
-    # A padding slot stands behind everything, alone, and can only swap with itself.
-    negative_place = torch.where(is_valid, slot + (positives[:, None] - first_neg), slot + total)
-    place = torch.where(is_pos, slot, negative_place)
-    end = torch.where(is_pos, positives[:, None], total)
-    target = place + word % (end - place).clamp(min=1)
-
-    picks = _shuffle(place, target)
-    return torch.where(is_valid, picks, 0), num_pos, num_neg
+    slot = torch.arange(words.shape[-1], device=words.device)
+    negative = slot - num_pos  # which negative a slot is; below 0 for a positive
+    is_neg = negative >= 0
+    # Beyond the last negative a slot stands alone behind everything, and swaps with itself.
+    place = torch.where(is_neg, negative + positives, slot)
+    room = (torch.where(is_neg, total, positives) - place).clamp_(min=1)
+    pos_word, neg_words = words
+    word = torch.where(is_neg, neg_words.gather(1, negative.clamp_(min=0)), pos_word)
+    return _shuffle(place, word.remainder_(room).add_(place))
 
 
 def _shuffle(place: Tensor, target: Tensor) -> Tensor:
@@ -54,31 +43,22 @@ def _shuffle(place: Tensor, target: Tensor) -> Tensor:
 
     A target is its step's own place or a later one, so that no step aims behind itself.
     """
-    step = torch.arange(place.shape[-1], device=place.device).expand_as(place)
-    stays = target == place
-    previous, last_at_place = _latest_writers(place, target, step)
-    # The last to aim at a step's place is the step itself where it stays.
-    wrote_place = torch.where(stays, previous, last_at_place)
+    num_steps = place.shape[1]
+    # Step i touches its own place as touch 2i and its target as touch 2i + 1. Sorted by what
+    # they touch, then by time, each touch stands behind the one that it depends on.
+    touched = torch.stack([place, target], dim=2).flatten(1)
+    touch = torch.arange(2 * num_steps, device=place.device)
+    key, order = torch.sort(torch.add(touch, touched, alpha=2 * num_steps), dim=1)
+    gap = (key - key.roll(1, dims=1)).clamp_(min=0)  # the first has nothing before it
+    back = order.scatter(1, order, gap)
+    # A gap of more touches than there were means another place. (masked_fill is four times as
+    # slow here: its branches cannot be foretold.)
+    back = back.mul_(back <= touch).view(-1, num_steps, 2)
+    wrote_place, wrote_target = (touch.view(num_steps, 2) - back).bitwise_right_shift_(1).unbind(2)
+
     found = place.gather(1, _roots(wrote_place))
-    # The previous step with this target left there what it found at its own place.
-    untouched = torch.where(stays, found, target)
-    return torch.where(previous == step, untouched, found.gather(1, previous))
-
-
-def _latest_writers(place: Tensor, target: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """For each step, the latest earlier one with its target, and the latest to aim at its place.
-
-    Both (B, K); a step points to itself where there is none.
-    """
-    ordered, order = torch.sort(target, dim=1, stable=True)
-    repeats = ordered[:, 1:] == ordered[:, :-1]
-    before = torch.where(repeats, order[:, :-1], order[:, 1:])
-    before = torch.cat([order[:, :1], before], dim=1)
-    previous = torch.empty_like(order).scatter_(1, order, before)
-
-    at = (torch.searchsorted(ordered, place, right=True) - 1).clamp(min=0)
-    aims_here = ordered.gather(1, at) == place
-    return previous, torch.where(aims_here, order.gather(1, at), step)
+    # The last step with this target left there what it had found at its own place.
+    return torch.where(back.select(2, 1) == 0, target, found.gather(1, wrote_target))
 
 
 def _roots(pointer: Tensor) -> Tensor:

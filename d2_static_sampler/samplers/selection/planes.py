@@ -1,0 +1,110 @@
+"""Which candidates are positive and which are negative: a byte each, eight in an int64 word.
+
+B rows, N candidates, W candidates a block, M = ceil(N / W) blocks a class.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..request import IGNORE
+
+BYTES = 8  # candidates in a word
+_KEPT_WORDS = 1 << 23  # 64 MB: the anchors of 120 large images
+
+
+class Planes(NamedTuple):
+    """Memory for both classes, a byte of 0 or 1 a candidate, each padded with 0 to whole blocks.
+
+    Attributes:
+        words: (B, 2M, W / 8) int64: the blocks of the positives, then those of the negatives.
+        positive: (B, N) view of the positives' bytes.
+        negative: (B, N) view of the negatives' bytes.
+    """
+
+    words: Tensor
+    positive: Tensor
+    negative: Tensor
+
+
+def plane_words(labels: Tensor, background: int | None, width: int) -> Tensor:
+    """The words of both classes' planes, valid until this thread's next call.
+
+    Args:
+        labels: (B, N) integer or bool, N >= 1; -1 = ignore.
+        background: the label of a negative; None where no label can be one.
+        width: W, a multiple of 8.
+    """
+    planes = _blank_planes(labels, width)
+    write_membership(planes.positive, planes.negative, labels, background)
+    return planes.words
+
+
+def byte_type(labels: Tensor) -> torch.dtype:
+    """The type of one byte that comparisons of ``labels`` are best written in.
+
+    One that answers in the type of its operands takes a tenth of the time.
+    """
+    if labels.dtype == torch.bool:
+        return torch.uint8
+    return labels.dtype if labels.element_size() == 1 else torch.bool
+
+
+def write_membership(
+    positive: Tensor, negative: Tensor, labels: Tensor, background: int | None
+) -> None:
+    """Write which of the (B, N) labels are of which class, in two tensors of their byte type."""
+    labels = labels.view(torch.uint8) if labels.dtype == torch.bool else labels
+    torch.ne(labels, IGNORE, out=positive)
+    if background is None:
+        negative.zero_()
+    else:
+        torch.eq(labels, background, out=negative)
+        torch.gt(positive, negative, out=positive)
+
+
+class _Kept(threading.local):
+    """What is left of this thread's last call on a CPU."""
+
+    memory = torch.empty(0, dtype=torch.int64, device="cpu")
+    key: tuple[Any, ...] | None = None
+    planes: Planes | None = None
+
+
+_kept = _Kept()
+
+
+def _blank_planes(labels: Tensor, width: int) -> Planes:
+    """Planes with their padding filled in.
+
+    On a CPU they are kept for the next call: the C library gives large blocks back to the system,
+    and the page faults of new ones take longer than what they are for. A GPU's allocator keeps
+    its own.
+    """
+    rows, n = labels.shape
+    shape = (rows, 2 * -(-n // width), width // BYTES)
+    size = math.prod(shape)
+    # A subclass of Tensor traces or fakes: its memory is its own.
+    if labels.device.type != "cpu" or type(labels) is not Tensor or size > _KEPT_WORDS:
+        return _divide(labels.new_empty(shape, dtype=torch.int64), labels)
+    key = shape, n, labels.dtype
+    if _kept.planes is None or _kept.key != key:
+        with torch.inference_mode(False):
+            if len(_kept.memory) < size:
+                _kept.memory = torch.empty(size, dtype=torch.int64, device="cpu")
+            _kept.planes = _divide(_kept.memory.narrow(0, 0, size).view(shape), labels)
+            _kept.key = key
+    return _kept.planes
+
+
+def _divide(words: Tensor, labels: Tensor) -> Planes:
+    rows, n = labels.shape
+    member = words.view(byte_type(labels)).view(rows, 2, -1)
+    if member.shape[2] > n:
+        member.narrow(2, n, member.shape[2] - n).zero_()
+    return Planes(words, *member.narrow(2, 0, n).unbind(1))
