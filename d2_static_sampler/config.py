@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from detectron2.config import CfgNode
 
 from .samplers import LABEL_SAMPLER_REGISTRY
+from .samplers.selection import SELECTIONS
 
 
 def add_sampler_config(cfg: CfgNode) -> None:
@@ -25,8 +27,9 @@ def check_sampler_config(cfg: CfgNode) -> None:
     if "SAMPLER" not in cfg.MODEL:
         raise ValueError("the config has no MODEL.SAMPLER: call add_sampler_config(cfg) first")
     sampler = cfg.MODEL.SAMPLER
-    choices = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
-    _check("IMPL", sampler.IMPL, sampler.IMPL in choices, f"choose one of: {', '.join(choices)}")
+    names = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
+    _check("IMPL", sampler.IMPL, sampler.IMPL in names, _choices(names))
+    _check("SELECT", sampler.SELECT, sampler.SELECT in SELECTIONS, _choices(SELECTIONS))
     _check("SEED", sampler.SEED, sampler.SEED >= -1, "-1 or at least 0")
     _check("LOG_PERIOD", sampler.LOG_PERIOD, sampler.LOG_PERIOD >= 1, "at least 1")
     _check("WARMUP_ITERS", sampler.WARMUP_ITERS, sampler.WARMUP_ITERS >= 0, "at least 0")
@@ -37,6 +40,10 @@ def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
         raise ValueError(f"MODEL.SAMPLER.{key} is {value!r}; {choices}")
 
 
+def _choices(names: Sequence[str]) -> str:
+    return f"choose one of: {', '.join(names)}"
+
+
 def _defaults() -> CfgNode:
     node = CfgNode()
     # Who samples the labels in the RPN and the ROI heads:
@@ -45,6 +52,11 @@ def _defaults() -> CfgNode:
     #   "compiled"  the static sampler through torch.compile
     # or the name of a sampler of your own in LABEL_SAMPLER_REGISTRY.
     node.IMPL = "naive"
+    # How "static" and "compiled" find a sample:
+    #   "rank"  two random words a slot; exact, and equal on every device for equal words
+    #   "topk"  a random key for each candidate, and top-k; fewer operations, more work
+    #   "auto"  the faster one (rank, at every size that was measured)
+    node.SELECT = "auto"
     # Seed of the samples alone: at least 0, and they depend on nothing but the seed, the rank,
     # the head and the number of the call. -1 draws from torch's global generator.
     # Without meaning for "naive".

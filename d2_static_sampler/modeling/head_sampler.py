@@ -40,7 +40,7 @@ class HeadSampler:
         words = None
         if self.seed >= 0:
             words = seeded_words(
-                (2, *labels.shape[:-1], num_samples),
+                self._words_shape(labels, num_samples),
                 device=labels.device,
                 seed=self.seed,
                 rank=dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,
@@ -55,3 +55,8 @@ class HeadSampler:
             bg_label=bg_label,
             words=words,
         )
+
+    def _words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
+        if hasattr(self.sampler, "words_shape"):
+            return tuple(self.sampler.words_shape(labels, num_samples))
+        return (2, *labels.shape[:-1], num_samples)

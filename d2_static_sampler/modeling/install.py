@@ -114,17 +114,16 @@ def installed_samplers(model: nn.Module) -> dict[nn.Module, HeadSampler]:
 
 def _resolve(choice: Any, seed: int | None) -> tuple[str, LabelSampler | None, int]:
     """Name, sampler (None for Detectron2's own) and seed of an ``install_sampler`` call."""
+    name = choice
     if isinstance(choice, CfgNode):
         check_sampler_config(choice)
         seed = choice.MODEL.SAMPLER.SEED if seed is None else seed
-        choice = choice.MODEL.SAMPLER.IMPL
+        name = choice.MODEL.SAMPLER.IMPL
     seed = -1 if seed is None else seed
     if not isinstance(seed, int) or seed < -1:
         raise ValueError(f"seed is {seed!r}; -1 or an integer of at least 0")
-    if choice == "naive":
-        return choice, None, seed
-    if isinstance(choice, str):
-        return choice, build_label_sampler(choice), seed
+    if isinstance(name, str):
+        return name, None if name == "naive" else build_label_sampler(choice), seed
     if not callable(choice):
         raise TypeError(f"expected a config, a sampler's name or a sampler, not {choice!r}")
     return getattr(choice, "__name__", type(choice).__name__), choice, seed

@@ -1,11 +1,12 @@
 """The compiled sampler: the static one, with all but its counting through ``torch.compile``.
 
-What is compiled is :func:`~.static.take`: many small operations. Counting the labels stays
+What is compiled is the many small operations of a selection's ``take``. Counting the labels stays
 eager: on a CPU, Inductor's code for it takes three times as long.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import types
 from collections.abc import Callable
@@ -18,12 +19,11 @@ from torch import Tensor
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest
 from .sample import LabelSample
-from .selection import MemberBlocks, MemberTable, choose_members
-from .static import StaticSampler, take
+from .selection import Form, choose_form
+from .static import StaticSampler
 
 logger = logging.getLogger(__name__)
 
-Form = type[MemberTable] | type[MemberBlocks]
 Taken = tuple[Tensor, Tensor, Tensor]
 
 
@@ -39,18 +39,19 @@ class CompiledSampler(StaticSampler):
         is_eager: True after a failure to compile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, select: str = "auto") -> None:
+        super().__init__(select)
         self.num_graphs = 0
         self.is_eager = False
-        self._compiled: dict[tuple[int, int], tuple[Form, Callable[..., Taken]]] = {}
+        self._compiled: dict[SampleRequest, tuple[Form, Callable[..., Taken]]] = {}
         self._called: set[tuple[Callable[..., Taken], bool]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # Compiled functions cannot be pickled or copied; a copy compiles its own.
-        return {"is_eager": self.is_eager}
+        return {"select": self.select, "is_eager": self.is_eager}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        CompiledSampler.__init__(self)
+        CompiledSampler.__init__(self, state["select"])
         self.is_eager = state["is_eager"]
 
     def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
@@ -72,7 +73,7 @@ class CompiledSampler(StaticSampler):
             inputs = [words.clone(memory_format=torch.contiguous_format), *vars(members).values()]
             if (compiled, len(labels) == 1) not in self._called:
                 self._called.add((compiled, len(labels) == 1))
-                _mark_dynamic(*inputs)
+                _mark_dynamic(inputs, form.words_batch_dim)
             index, num_pos, num_neg = compiled(*inputs)
             return LabelSample(index, num_pos.squeeze(1), num_neg.squeeze(1))
 
@@ -87,15 +88,13 @@ class CompiledSampler(StaticSampler):
     def _compile(
         self, num_candidates: int, request: SampleRequest
     ) -> tuple[Form, Callable[..., Taken]]:
-        key = request.num_samples, request.quota
-        if key not in self._compiled:
+        request = dataclasses.replace(request, background=None)  # it is not in the graph
+        if request not in self._compiled:
             # The form of the first call stays: another one would be another graph.
-            form = choose_members(num_candidates, request.num_samples)
-            compiled = torch.compile(
-                _taker(form, request.quota), backend=self._inductor, fullgraph=True
-            )
-            self._compiled[key] = form, compiled
-        return self._compiled[key]
+            form = choose_form(self.select, num_candidates, request.num_samples)
+            compiled = torch.compile(_taker(form, request), backend=self._inductor, fullgraph=True)
+            self._compiled[request] = form, compiled
+        return self._compiled[request]
 
     def _inductor(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         compiled = torch._dynamo.lookup_backend("inductor")(graph, inputs)
@@ -104,20 +103,21 @@ class CompiledSampler(StaticSampler):
         return compiled
 
 
-def _taker(form: Form, quota: int) -> Callable[..., Taken]:
-    def take_from_form(words: Tensor, *members: Tensor) -> Taken:
-        return take(form(*members), words, quota)
+def _taker(form: Form, request: SampleRequest) -> Callable[..., Taken]:
+    def take(words: Tensor, *members: Tensor) -> Taken:
+        return form(*members).take(words, request)
 
     # torch.compile counts recompilations a code object: a copy has a count of its own, so that
     # many samplers in one process do not use up the limit together.
-    code = take_from_form.__code__.replace()
-    return types.FunctionType(code, globals(), code.co_name, None, take_from_form.__closure__)
+    code = take.__code__.replace()
+    return types.FunctionType(code, globals(), code.co_name, None, take.__closure__)
 
 
-def _mark_dynamic(words: Tensor, *members: Tensor) -> None:
+def _mark_dynamic(inputs: list[Tensor], words_batch_dim: int) -> None:
     """Without these marks a second batch size or N would compile a second graph."""
-    torch._dynamo.maybe_mark_dynamic(words, 1)
-    for value in members:
+    words, *members = inputs
+    torch._dynamo.maybe_mark_dynamic(words, words_batch_dim)
+    for value in (words, *members) if words_batch_dim == 0 else members:
         torch._dynamo.maybe_mark_dynamic(value, 0)
         if value.shape[1] > 1:
             torch._dynamo.maybe_mark_dynamic(value, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 import torch
@@ -45,7 +46,8 @@ class LabelSampler(Protocol):
                 that there are no negatives.
             generator: draws the words; None is the device's global generator.
             words: (2, B, K) int64 on [0, 2**62), or (2, K) for (N,) labels: the random input
-                itself, row 0 for the positives and row 1 for the negatives.
+                itself, row 0 for the positives and row 1 for the negatives. A sampler with a
+                method ``words_shape(labels, num_samples)`` may want another shape.
 
         Raises:
             TypeError: labels that are not integers.
@@ -59,13 +61,18 @@ def build_label_sampler(cfg_or_name: Any, **options: Any) -> LabelSampler:
 
     Args:
         cfg_or_name: a config with a ``MODEL.SAMPLER`` node, or a registered name.
-        options: passed on to the registered class.
+        options: passed on to the registered class. The built-in "static" and "compiled" take
+            ``select``, which a config's ``MODEL.SAMPLER.SELECT`` sets for them and for any other
+            sampler that takes it.
 
     Raises:
-        ValueError: a name that is not registered.
+        ValueError: a name that is not registered, or an unknown ``select``.
     """
     name = cfg_or_name if isinstance(cfg_or_name, str) else cfg_or_name.MODEL.SAMPLER.IMPL
     if name not in LABEL_SAMPLER_REGISTRY:
         choices = ", ".join(sorted(key for key, _ in LABEL_SAMPLER_REGISTRY))
         raise ValueError(f"MODEL.SAMPLER.IMPL is {name!r}; choose one of: {choices}")
-    return LABEL_SAMPLER_REGISTRY.get(name)(**options)
+    factory = LABEL_SAMPLER_REGISTRY.get(name)
+    if cfg_or_name is not name and "select" in inspect.signature(factory).parameters:
+        options.setdefault("select", cfg_or_name.MODEL.SAMPLER.SELECT)
+    return factory(**options)

@@ -19,11 +19,23 @@ class SampleRequest:
         num_samples: K, the number of slots a row.
         quota: the most positives a row may have, ``int(num_samples * positive_fraction)``.
         background: the label of a negative, or None where no label of that type can have it.
+        fill: whether positives take the slots that negatives are too few for.
     """
 
     num_samples: int
     quota: int
     background: int | None
+    fill: bool = False
+
+    def split(self, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+        """How many positives and how many negatives are drawn of so many, int64 tensors."""
+        if self.fill:
+            num_pos = torch.minimum(
+                positives, (self.num_samples - negatives).clamp_(min=self.quota)
+            )
+        else:
+            num_pos = positives.clamp(max=self.quota)
+        return num_pos, torch.minimum(negatives, self.num_samples - num_pos)
 
 
 def check_request(
@@ -63,9 +75,8 @@ def _resolve(
     return SampleRequest(num_samples, quota, bg_label if _fits(bg_label, dtype) else None)
 
 
-def check_words(words: Tensor, labels: Tensor, num_samples: int) -> None:
-    """Check that ``words`` is int64 and (2, B, K), or (2, K) for (N,) labels."""
-    shape = (2, *labels.shape[:-1], num_samples)
+def check_words(words: Tensor, shape: tuple[int, ...]) -> None:
+    """Check that ``words`` is int64 and has this shape."""
     if words.dtype != torch.int64 or tuple(words.shape) != shape:
         raise ValueError(
             f"words must be int64 of shape {shape}, not {words.dtype} of {tuple(words.shape)}"

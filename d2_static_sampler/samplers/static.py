@@ -8,15 +8,21 @@ from torch import Tensor
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest, check_request, check_words
 from .sample import LabelSample, empty_sample
-from .selection import Members, choose_members, pick_ranks
-from .words import draw_words
+from .selection import check_selection, choose_form
 
 
 class StaticSampler:
-    """Rank selection: K random words a row and class, no data-dependent shape, no host copy.
+    """Fixed shapes: no data-dependent operation, no copy to the host.
 
-    The sample is a pure function of (labels, words): the same on any device and in any batch.
+    With selection by rank the sample is a pure function of (labels, words): the same on any
+    device and in any batch.
+
+    Args:
+        select: "rank", "topk" (random keys; its words are a key for each candidate) or "auto".
     """
+
+    def __init__(self, select: str = "auto") -> None:
+        self.select = check_selection(select)
 
     def __call__(
         self,
@@ -30,45 +36,42 @@ class StaticSampler:
     ) -> LabelSample:
         """Sample each row; see :class:`~.registry.LabelSampler`."""
         request = check_request(labels, num_samples, positive_fraction, bg_label)
+        return self.draw(labels, request, generator, words)
+
+    def draw(
+        self,
+        labels: Tensor,
+        request: SampleRequest,
+        generator: torch.Generator | None = None,
+        words: Tensor | None = None,
+    ) -> LabelSample:
+        """Sample each row of (N,) or (B, N) labels as ``request`` says."""
+        form = choose_form(self.select, labels.shape[-1], request.num_samples)
+        shape = self.words_shape(labels, request.num_samples)
         if words is None:
-            shape = (2, *labels.shape[:-1], num_samples)
-            words = draw_words(shape, device=labels.device, generator=generator)
+            words = form.draw_words(shape, device=labels.device, generator=generator)
         else:
-            check_words(words, labels, num_samples)
+            check_words(words, shape)
         if labels.dim() == 1:
-            return self._sample(labels[None], words[:, None], request).row(0)
+            words = words.unsqueeze(form.words_batch_dim)
+            return self._sample(labels[None], words, request).row(0)
         return self._sample(labels, words, request)
 
+    def words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
+        """The shape of the words for (N,) or (B, N) labels."""
+        form = choose_form(self.select, labels.shape[-1], num_samples)
+        return form.words_shape(labels.shape[:-1], labels.shape[-1], num_samples)
+
     def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
-        """Sample (B, N) labels with (2, B, K) words."""
+        """Sample (B, N) labels."""
         if labels.numel() == 0 or request.num_samples == 0:
             return empty_sample(labels, request.num_samples)
         # Without autograd's bookkeeping the many small operations take a sixth less time.
         with torch.inference_mode():
-            form = choose_members(labels.shape[1], request.num_samples)
-            index, *counts = take(form.of(labels, request.background), words, request.quota)
+            form = choose_form(self.select, labels.shape[1], request.num_samples)
+            index, *counts = form.of(labels, request.background).take(words, request)
         # Copies made out here are ordinary tensors, which autograd may save.
         return LabelSample(index.clone(), *torch.cat(counts, 1).unbind(1))
-
-
-def take(members: Members, words: Tensor, quota: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw at most ``quota`` positives of each row, and negatives for what is left of K slots.
-
-    Args:
-        members: of B rows.
-        words: (2, B, K) int64.
-        quota: at most K.
-
-    Returns:
-        (B, K) int64 candidates, (B, 1) int64 number of positives, (B, 1) int64 number of
-        negatives.
-    """
-    positives, total = members.positives, members.total
-    num_pos = positives.clamp(max=quota)
-    num_neg = torch.minimum(total - positives, words.shape[-1] - num_pos)
-    ranks = pick_ranks(words, positives, total, num_pos)
-    index = members.find(ranks).masked_fill_(ranks >= total, 0)
-    return index, num_pos, num_neg
 
 
 def subsample_labels(
@@ -94,6 +97,6 @@ def subsample_labels(
 
 
 @LABEL_SAMPLER_REGISTRY.register()
-def static() -> StaticSampler:
+def static(select: str = "auto") -> StaticSampler:
     """``IMPL: static``."""
-    return StaticSampler()
+    return StaticSampler(select)

@@ -166,7 +166,7 @@ def test_block_width_changes_nothing(width, n, monkeypatch):
             return MemberBlocks.of(labels, background, width=width)
 
     form = Blocks if width else MemberTable
-    monkeypatch.setattr("d2_static_sampler.samplers.static.choose_members", lambda n, k: form)
+    monkeypatch.setattr("d2_static_sampler.samplers.static.choose_form", lambda *_: form)
     sample = build_label_sampler("static")(labels, **asked)
     assert torch.equal(sample.index, expected.index)
 

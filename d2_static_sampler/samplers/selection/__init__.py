@@ -1,6 +1,17 @@
-"""The two halves of rank selection: which ranks to take, and which candidate has a rank."""
+"""How a row's sample is found: by rank, or by random keys and top-k."""
 
-from .members import MemberBlocks, Members, MemberTable, choose_members
+from .choice import SELECTIONS, Form, check_selection, choose_form
+from .members import MemberBlocks, MemberTable
 from .ranks import pick_ranks
+from .topk import MemberKeys
 
-__all__ = ["MemberBlocks", "MemberTable", "Members", "choose_members", "pick_ranks"]
+__all__ = [
+    "SELECTIONS",
+    "Form",
+    "MemberBlocks",
+    "MemberKeys",
+    "MemberTable",
+    "check_selection",
+    "choose_form",
+    "pick_ranks",
+]

@@ -1,4 +1,4 @@
-"""Which candidate has a rank.
+"""Selection by rank: K random ranks a row and class, and the candidates that have them.
 
 B rows, N candidates, K slots, W candidates a block, M = ceil(N / W) blocks a class. The members
 of a row are its P positives followed by its Q negatives, each in the order of their indices; a
@@ -12,16 +12,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .planes import byte_type, plane_words, write_membership
+from ..request import SampleRequest
+from ..words import draw_words
+from .planes import BLOCK_WIDTH, byte_type, count_blocks, plane_words, write_membership
+from .ranks import pick_ranks
 
-# Multiplying by this adds the eight bytes of a word into its highest byte. A sum stays below
-# 128, so that no sign bit is touched.
-_ADD_BYTES = 0x0101010101010101
-BLOCK_WIDTH = 120
+
+class Ranked:
+    """A form of the members that finds a candidate by its rank."""
+
+    words_batch_dim = 1
+
+    positives: Tensor  # (B, 1) int64, P
+    total: Tensor  # (B, 1) int64, P + Q
+
+    def find(self, ranks: Tensor) -> Tensor:
+        """The candidates with these (B, K) ranks; meaningless for ranks of P + Q or more."""
+        raise NotImplementedError
+
+    @staticmethod
+    def words_shape(
+        rows: tuple[int, ...], num_candidates: int, num_samples: int
+    ) -> tuple[int, ...]:
+        """The shape of the random input: a word for each slot of each class."""
+        return (2, *rows, num_samples)
+
+    draw_words = staticmethod(draw_words)
+
+    def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw the sample of each row that ``words`` stand for.
+
+        Args:
+            words: of :meth:`words_shape`, int64.
+            request: how many of each class to draw.
+
+        Returns:
+            (B, K) int64 candidates, 0 in padding slots; (B, 1) int64 number of positives;
+            (B, 1) int64 number of negatives.
+        """
+        positives, total = self.positives, self.total
+        num_pos, num_neg = request.split(positives, total - positives)
+        ranks = pick_ranks(words, positives, total, num_pos)
+        return self.find(ranks).masked_fill_(ranks >= total, 0), num_pos, num_neg
 
 
 @dataclass
-class MemberTable:
+class MemberTable(Ranked):
     """The members of each row, written out in order: for rows that are short against K.
 
     Attributes:
@@ -39,7 +75,7 @@ class MemberTable:
         """Write out the members of (B, N) labels, N >= 1."""
         rows, n = labels.shape
         member = labels.new_empty((rows, 2, n), dtype=byte_type(labels))
-        write_membership(*member.unbind(1), labels, background)
+        write_membership(member[:, 0], member[:, 1], labels, background)
         member = member.view(rows, 2 * n)
         ends = member.cumsum(1)
         # One more than its rank for a member, 0 for all else: nobody reads column 0.
@@ -49,12 +85,12 @@ class MemberTable:
         return cls(table.narrow(1, 1, n), ends.narrow(1, n - 1, 1), ends.narrow(1, -1, 1))
 
     def find(self, ranks: Tensor) -> Tensor:
-        """The candidates with these (B, K) ranks; meaningless for ranks of P + Q or more."""
+        """See :meth:`Ranked.find`."""
         return self.candidates.gather(1, ranks.clamp(max=self.candidates.shape[1] - 1))
 
 
 @dataclass
-class MemberBlocks:
+class MemberBlocks(Ranked):
     """The members of each row, counted by blocks: for long rows.
 
     Takes 2 bytes a candidate, 32 a block and 2 W a slot.
@@ -74,22 +110,20 @@ class MemberBlocks:
     ) -> MemberBlocks:
         """Count the members of (B, N) labels, N >= 1, by blocks of W, a multiple of 8 below 128."""
         words = plane_words(labels, background, width)
-        # Eight candidates an addition: the bytes of a sum hold up to W / 8 each.
-        counts = words.sum(2).mul_(_ADD_BYTES).bitwise_right_shift_(56)
-        return cls(words, counts.cumsum(1))
+        return cls(words, count_blocks(words).cumsum(1))
 
     @property
-    def positives(self) -> Tensor:
+    def positives(self) -> Tensor:  # type: ignore[override]
         """(B, 1) int64, P."""
         return self.ends.narrow(1, self.ends.shape[1] // 2 - 1, 1)
 
     @property
-    def total(self) -> Tensor:
+    def total(self) -> Tensor:  # type: ignore[override]
         """(B, 1) int64, P + Q."""
         return self.ends.narrow(1, -1, 1)
 
     def find(self, ranks: Tensor) -> Tensor:
-        """The candidates with these (B, K) ranks; meaningless for ranks of P + Q or more."""
+        """See :meth:`Ranked.find`."""
         num_blocks, width = self.ends.shape[1], 8 * self.words.shape[2]
         block = torch.searchsorted(self.ends, ranks, right=True).clamp_(max=num_blocks - 1)
         words = self.words.gather(1, block.unsqueeze(2).expand(-1, -1, width // 8))
@@ -99,11 +133,3 @@ class MemberBlocks:
         rank.add_(running.narrow(1, -1, 1))
         place = torch.searchsorted(running, rank, right=True).view_as(block)
         return place.add_(block.remainder_(num_blocks // 2), alpha=width)
-
-
-Members = MemberTable | MemberBlocks
-
-
-def choose_members(num_candidates: int, num_samples: int) -> type[MemberTable] | type[MemberBlocks]:
-    """The form that is faster for rows of N candidates and K slots."""
-    return MemberTable if num_candidates < 8 * num_samples else MemberBlocks

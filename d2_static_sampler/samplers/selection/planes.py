@@ -15,6 +15,10 @@ from torch import Tensor
 from ..request import IGNORE
 
 BYTES = 8  # candidates in a word
+BLOCK_WIDTH = 120
+# Multiplying by this adds the eight bytes of a word into its highest byte. A sum stays below
+# 128, so that no sign bit is touched.
+_ADD_BYTES = 0x0101010101010101
 _KEPT_WORDS = 1 << 23  # 64 MB: the anchors of 120 large images
 
 
@@ -32,17 +36,23 @@ class Planes(NamedTuple):
     negative: Tensor
 
 
-def plane_words(labels: Tensor, background: int | None, width: int) -> Tensor:
+def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH) -> Tensor:
     """The words of both classes' planes, valid until this thread's next call.
 
     Args:
         labels: (B, N) integer or bool, N >= 1; -1 = ignore.
         background: the label of a negative; None where no label can be one.
-        width: W, a multiple of 8.
+        width: W, a multiple of 8 below 128.
     """
     planes = _blank_planes(labels, width)
     write_membership(planes.positive, planes.negative, labels, background)
     return planes.words
+
+
+def count_blocks(words: Tensor) -> Tensor:
+    """(B, 2M) int64: how many candidates of its class each block has."""
+    # Eight candidates an addition: the bytes of a sum hold up to W / 8 each.
+    return words.sum(2).mul_(_ADD_BYTES).bitwise_right_shift_(56)
 
 
 def byte_type(labels: Tensor) -> torch.dtype:

@@ -1,0 +1,28 @@
+"""Which form of selection a call takes: ``MODEL.SAMPLER.SELECT``."""
+
+from __future__ import annotations
+
+from .members import MemberBlocks, MemberTable
+from .topk import MemberKeys
+
+SELECTIONS = ("auto", "rank", "topk")
+
+Form = type[MemberTable] | type[MemberBlocks] | type[MemberKeys]
+
+
+def check_selection(select: str) -> str:
+    """Return ``select``; ValueError where it is no selection."""
+    if select not in SELECTIONS:
+        raise ValueError(f"select is {select!r}; choose one of: {', '.join(SELECTIONS)}")
+    return select
+
+
+def choose_form(select: str, num_candidates: int, num_samples: int) -> Form:
+    """The form of selection for rows of N candidates and K slots.
+
+    "rank" and "topk" are what they say. "auto" is rank: it was faster at every size that was
+    measured, and it alone gives every device and batch the same sample.
+    """
+    if select == "topk":
+        return MemberKeys
+    return MemberTable if num_candidates < 8 * num_samples else MemberBlocks
