@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         LABEL_SAMPLER_REGISTRY,
         LabelSample,
         build_label_sampler,
+        sample_balanced,
         subsample_labels,
     )
 
@@ -23,6 +24,7 @@ __all__ = [
     "add_sampler_config",
     "build_label_sampler",
     "install_sampler",
+    "sample_balanced",
     "subsample_labels",
     "uninstall_sampler",
 ]
@@ -34,6 +36,7 @@ _HOME = {
     "add_sampler_config": "config",
     "build_label_sampler": "samplers",
     "install_sampler": "modeling",
+    "sample_balanced": "samplers",
     "subsample_labels": "samplers",
     "uninstall_sampler": "modeling",
 }

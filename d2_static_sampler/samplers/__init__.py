@@ -3,6 +3,7 @@
 Nothing in here knows a detection model; torch and fvcore are all it needs.
 """
 
+from .balanced import sample_balanced
 from .compiled import CompiledSampler
 from .naive import NaiveSampler
 from .registry import LABEL_SAMPLER_REGISTRY, LabelSampler, build_label_sampler
@@ -19,6 +20,7 @@ __all__ = [
     "StaticSampler",
     "build_label_sampler",
     "draw_words",
+    "sample_balanced",
     "seeded_words",
     "subsample_labels",
 ]

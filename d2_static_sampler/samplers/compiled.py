@@ -134,6 +134,6 @@ def _usual_modes(device: torch.device) -> ExitStack:
 
 
 @LABEL_SAMPLER_REGISTRY.register()
-def compiled() -> CompiledSampler:
+def compiled(select: str = "auto") -> CompiledSampler:
     """``IMPL: compiled``."""
-    return CompiledSampler()
+    return CompiledSampler(select)

@@ -1,0 +1,118 @@
+"""Counts the operations that make a GPU wait, or have a shape that depends on data, on a CPU.
+
+The figure does not move with the machine. Three things it cannot see:
+
+- what is inside a compiled function: it runs eagerly here. Look at its captured graphs instead.
+- what is inside a custom operation: it is one operation. Run its body under the counter.
+- copies from the host to a device (``torch.tensor(values, device=...)``), which wait on CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torchvision
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ALWAYS = {
+    "aten::_local_scalar_dense",  # item(), bool(t), float(t), tolist() on CUDA
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::item",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+    "aten::repeat_interleave.Tensor",
+    "torchvision::nms",
+}
+_BY_MASK = {
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index.Tensor",
+    "aten::index.Tensor",
+    "aten::index_put",
+    "aten::index_put_",
+}
+_LIBRARIES = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, torchvision))
+
+
+class DataDependentOp(NamedTuple):
+    """One operation, and the line of Python that issued it.
+
+    Attributes:
+        name: as ``aten::nonzero``.
+        file: the innermost file outside of torch and torchvision.
+        line: in that file.
+    """
+
+    name: str
+    file: str
+    line: int
+
+
+class count_data_dependent_ops(TorchDispatchMode):
+    """A context that counts what runs in it.
+
+    ::
+
+        with count_data_dependent_ops() as count:
+            model(batch)
+        print(len(count.data_dependent), "of", count.num_ops)
+        print(count.by_line().most_common())
+
+    Attributes:
+        num_ops: how many operations ran, views among them.
+        data_dependent: those that depend on data, in their order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_ops = 0
+        self.data_dependent: list[DataDependentOp] = []
+
+    def by_line(self) -> Counter[DataDependentOp]:
+        """How often each line issued each operation."""
+        return Counter(self.data_dependent)
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Count one operation and run it."""
+        self.num_ops += 1
+        if _depends_on_data(func, args):
+            self.data_dependent.append(DataDependentOp(func._schema.name, *_issued_at()))
+        return func(*args, **(kwargs or {}))
+
+
+def _depends_on_data(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    packet, full = func._schema.name, func.name()
+    if packet in _ALWAYS or full in _ALWAYS:
+        return True
+    if packet in _BY_MASK or full in _BY_MASK:
+        return any(isinstance(index, Tensor) and _is_mask(index) for index in args[1])
+    return False
+
+
+def _is_mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)
+
+
+def _issued_at() -> tuple[str, int]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
