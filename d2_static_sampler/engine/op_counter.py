@@ -43,7 +43,7 @@ _BY_MASK = {
     "aten::index_put",
     "aten::index_put_",
 }
-_LIBRARIES = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, torchvision))
+_LIBRARIES = tuple(module.__path__[0] + os.sep for module in (torch, torchvision))
 
 
 class DataDependentOp(NamedTuple):

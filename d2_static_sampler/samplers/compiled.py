@@ -19,7 +19,7 @@ from torch import Tensor
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest
 from .sample import LabelSample
-from .selection import Form, choose_form
+from .selection import Form
 from .static import StaticSampler
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class CompiledSampler(StaticSampler):
         request = dataclasses.replace(request, background=None)  # it is not in the graph
         if request not in self._compiled:
             # The form of the first call stays: another one would be another graph.
-            form = choose_form(self.select, num_candidates, request.num_samples)
+            form = self.form(num_candidates, request.num_samples)
             compiled = torch.compile(_taker(form, request), backend=self._inductor, fullgraph=True)
             self._compiled[request] = form, compiled
         return self._compiled[request]

@@ -8,7 +8,7 @@ from torch import Tensor
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest, check_request, check_words
 from .sample import LabelSample, empty_sample
-from .selection import check_selection, choose_form
+from .selection import Form, check_selection, choose_form
 
 
 class StaticSampler:
@@ -46,7 +46,7 @@ class StaticSampler:
         words: Tensor | None = None,
     ) -> LabelSample:
         """Sample each row of (N,) or (B, N) labels as ``request`` says."""
-        form = choose_form(self.select, labels.shape[-1], request.num_samples)
+        form = self.form(labels.shape[-1], request.num_samples)
         shape = self.words_shape(labels, request.num_samples)
         if words is None:
             words = form.draw_words(shape, device=labels.device, generator=generator)
@@ -59,8 +59,12 @@ class StaticSampler:
 
     def words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
         """The shape of the words for (N,) or (B, N) labels."""
-        form = choose_form(self.select, labels.shape[-1], num_samples)
+        form = self.form(labels.shape[-1], num_samples)
         return form.words_shape(labels.shape[:-1], labels.shape[-1], num_samples)
+
+    def form(self, num_candidates: int, num_samples: int) -> Form:
+        """The form of selection for rows of N candidates and K slots."""
+        return choose_form(self.select, num_candidates, num_samples)
 
     def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
         """Sample (B, N) labels."""
@@ -69,7 +73,7 @@ class StaticSampler:
         # Without autograd's bookkeeping the many small operations take a sixth less time; a
         # caller's torch.compile has none.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            form = choose_form(self.select, labels.shape[1], request.num_samples)
+            form = self.form(labels.shape[1], request.num_samples)
             index, *counts = form.of(labels, request.background).take(words, request)
         # Copies made out here are ordinary tensors, which autograd may save.
         return LabelSample(index.clone(), *torch.cat(counts, 1).unbind(1))

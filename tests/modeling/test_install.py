@@ -164,6 +164,28 @@ def test_own_samplers_by_object_and_by_name():
         del LABEL_SAMPLER_REGISTRY._obj_map["OwnSampler"]
 
 
+@pytest.mark.parametrize("impl", ["static", "compiled"])
+@pytest.mark.parametrize("select", ["auto", "rank", "topk"])
+def test_config_chooses_the_selection(impl, select):
+    opts = ("MODEL.SAMPLER.IMPL", impl, "MODEL.SAMPLER.SELECT", select)
+    model = install_sampler(small_model(), small_config(*opts))
+    assert {head.sampler.select for head in installed_samplers(model).values()} == {select}
+
+
+def test_topk_trains():
+    opts = ("MODEL.SAMPLER.IMPL", "static", "MODEL.SAMPLER.SELECT", "topk")
+    losses, _, logged = step(
+        install_sampler(small_model(), small_config(*opts)), make_batch((2, 0))
+    )
+    assert all(loss.isfinite() for loss in losses.values())
+    assert logged["rpn/num_pos_anchors"] + logged["rpn/num_neg_anchors"] == 64
+
+
+def test_wrong_selection_is_refused():
+    with pytest.raises(ValueError, match=r"MODEL\.SAMPLER\.SELECT is 'fast'.*auto, rank, topk"):
+        install_sampler(small_model(), small_config("MODEL.SAMPLER.SELECT", "fast"))
+
+
 @pytest.mark.parametrize(
     ("choice", "options", "error", "message"),
     [

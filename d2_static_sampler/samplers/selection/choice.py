@@ -21,8 +21,11 @@ def choose_form(select: str, num_candidates: int, num_samples: int) -> Form:
     """The form of selection for rows of N candidates and K slots.
 
     "rank" and "topk" are what they say. "auto" is rank: it was faster at every size that was
-    measured, and it alone gives every device and batch the same sample.
+    measured, and exact.
+
+    A table costs about 26 bytes of writing a candidate, blocks cost 3 and the search of one block
+    a slot: they break even at 8 to 16 candidates a slot (docs/benchmarks).
     """
     if select == "topk":
         return MemberKeys
-    return MemberTable if num_candidates < 8 * num_samples else MemberBlocks
+    return MemberTable if num_candidates < 16 * num_samples else MemberBlocks

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..request import IGNORE
 
 BYTES = 8  # candidates in a word
-BLOCK_WIDTH = 120
+BLOCK_WIDTH = 96
 # Multiplying by this adds the eight bytes of a word into its highest byte. A sum stays below
 # 128, so that no sign bit is touched.
 _ADD_BYTES = 0x0101010101010101

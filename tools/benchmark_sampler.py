@@ -1,0 +1,256 @@
+#!/usr/bin/env python
+"""How long sampling takes, beside Detectron2's loop over the images.
+
+Every round measures each implementation once, in turn, so that a machine's drift meets all alike.
+A row of the table gives the times' 20th, 50th and 80th percentile over the rounds and the median
+of the rounds' ratios to Detectron2's loop. The time to compile stands apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import detectron2
+import torch
+from detectron2.modeling.sampling import subsample_labels
+from tabulate import tabulate
+from torch import Tensor
+from torch.utils.benchmark import Timer
+from tqdm import tqdm
+
+from d2_static_sampler import build_label_sampler
+from d2_static_sampler.engine.op_counter import count_data_dependent_ops
+from d2_static_sampler.samplers import StaticSampler
+from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
+
+Run = Callable[[Tensor], Any]
+BLOCK_SECONDS = 0.02  # an implementation's time in one round, at least
+LOOP = "Detectron2's loop"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is sampled: K of N candidates a row, in B rows."""
+
+    name: str
+    batch: int
+    candidates: int
+    num_samples: int
+    fraction: float
+    background: int
+    dtype: torch.dtype
+    positives: int
+    ignored: int
+
+    def labels(self, device: str) -> Tensor:
+        """(B, N) labels, in random order."""
+        labels = torch.full((self.batch, self.candidates), self.background, dtype=self.dtype)
+        for row in labels:
+            order = torch.randperm(self.candidates)
+            row[order[: self.positives]] = 1
+            row[order[self.positives : self.positives + self.ignored]] = -1
+        return labels.to(device)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What a sampler is asked for."""
+        return {
+            "num_samples": self.num_samples,
+            "positive_fraction": self.fraction,
+            "bg_label": self.background,
+        }
+
+
+def rpn(batch: int) -> Work:
+    return Work("RPN", batch, 268_569, 256, 0.5, 0, torch.int8, 60, 3000)
+
+
+def roi(batch: int) -> Work:
+    return Work("ROI", batch, 2000, 512, 0.25, 80, torch.int64, 300, 0)
+
+
+def study(batch: int, candidates: int) -> Work:
+    """K = N / 10 of two classes of one size."""
+    k = candidates // 10
+    return Work("study", batch, candidates, k, 0.5, 0, torch.int64, candidates // 2, 0)
+
+
+WORKS: dict[str, Callable[[], Iterator[Work]]] = {
+    "rpn": lambda: (rpn(batch) for batch in (1, 2, 4, 8, 16)),
+    "roi": lambda: (roi(batch) for batch in (1, 2, 8, 16)),
+    "study": lambda: (
+        study(batch, n)
+        for n in (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+        for batch in (1, 32)
+        if batch * n < 100_000_000
+    ),
+    "forms": lambda: (
+        Work("forms", batch, n, k, 0.5, 0, torch.int8, n // 4, n // 10)
+        for batch in (1, 8)
+        for k in (64, 512)
+        for n in (k, 4 * k, 8 * k, 16 * k, 64 * k)
+    ),
+}
+
+
+class Formed(StaticSampler):
+    """The static sampler with a form of its members that is fixed beforehand."""
+
+    def __init__(self, form: type) -> None:
+        super().__init__("rank")
+        self._form = form
+
+    def form(self, num_candidates: int, num_samples: int) -> type:
+        """See ``StaticSampler.form``."""
+        return self._form
+
+
+def blocks(width: int) -> type:
+    class Blocks(MemberBlocks):
+        @classmethod
+        def of(cls, labels: Tensor, background: int | None) -> MemberBlocks:
+            return MemberBlocks.of(labels, background, width=width)
+
+    return Blocks
+
+
+def implementations(work: Work) -> dict[str, Run]:
+    request = work.request
+
+    def loop(labels: Tensor) -> list[Any]:
+        return [subsample_labels(row, *request.values()) for row in labels]
+
+    if work.name == "forms":
+        samplers = {"table": Formed(MemberTable)}
+        samplers |= {f"blocks of {width}": Formed(blocks(width)) for width in (64, 96, 120)}
+    else:
+        samplers = {
+            f"{impl} {select}": build_label_sampler(impl, select=select)
+            for select in ("rank", "topk")
+            for impl in ("static", "compiled")
+        }
+    runs: dict[str, Run] = {LOOP: loop}
+    for name, sampler in samplers.items():
+        runs[name] = lambda labels, sampler=sampler: sampler(labels, **request)
+    return runs
+
+
+def measure(work: Work, threads: int, rounds: int, device: str) -> list[dict[str, Any]]:
+    """One row an implementation."""
+    labels, runs = work.labels(device), implementations(work)
+    torch.set_num_threads(threads)
+    compile_s = {name: warm_up(run, labels) for name, run in runs.items()}
+    timers = {
+        name: Timer("run(labels)", globals={"run": run, "labels": labels}, num_threads=threads)
+        for name, run in runs.items()
+    }
+    once = {name: timer.timeit(1).mean for name, timer in timers.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, timer in timers.items():
+            number = max(1, min(50, int(BLOCK_SECONDS / once[name])))
+            times[name].append(timer.timeit(number).mean * 1e3)
+    return [
+        summarize(work, name, threads, times[name], times[LOOP])
+        | {"compile_s": round(compile_s[name], 1) if "compiled" in name else ""}
+        | (count(runs[name], labels) if "compiled" not in name else {"ops": "", "waits": ""})
+        for name in runs
+    ]
+
+
+def warm_up(run: Run, labels: Tensor) -> float:
+    begin = time.perf_counter()
+    run(labels)
+    first = time.perf_counter() - begin
+    for _ in range(2):
+        run(labels)
+    return first
+
+
+def count(run: Run, labels: Tensor) -> dict[str, Any]:
+    """Operations, and those among them that would make a GPU wait."""
+    with count_data_dependent_ops() as ops:
+        run(labels)
+    return {"ops": ops.num_ops, "waits": len(ops.data_dependent)}
+
+
+def summarize(
+    work: Work, name: str, threads: int, times: list[float], loop: list[float]
+) -> dict[str, Any]:
+    p20, _, _, p80 = quantiles(times, n=5)
+    speedup = median(base / own for base, own in zip(loop, times, strict=True))
+    return {
+        "work": work.name,
+        "B": work.batch,
+        "N": work.candidates,
+        "K": work.num_samples,
+        "threads": threads,
+        "implementation": name,
+        "p20_ms": round(p20, 4),
+        "p50_ms": round(median(times), 4),
+        "p80_ms": round(p80, 4),
+        "speedup": round(speedup, 2),
+    }
+
+
+def versions(device: str) -> dict[str, str]:
+    commit = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    return {
+        "device": gpu,
+        "torch": torch.__version__,
+        "detectron2": detectron2.__version__,
+        "commit": commit or "unknown",
+    }
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", nargs="+", choices=WORKS, default=["rpn", "roi"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[torch.get_num_threads()])
+    parser.add_argument("--rounds", type=int, default=15, help="at least 2 (default: 15)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--csv", type=Path, help="write the rows to this file")
+    args = parser.parse_args()
+    if args.rounds < 2 or min(args.threads) < 1:
+        parser.error("--rounds is at least 2 and --threads at least 1")
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: this torch finds no CUDA device")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    torch.manual_seed(0)
+    jobs = [
+        (work, threads) for name in args.work for work in WORKS[name]() for threads in args.threads
+    ]
+    rows = []
+    for work, threads in tqdm(jobs, unit="shape"):
+        rows += measure(work, threads, args.rounds, args.device)
+    about = versions(args.device)
+    print(tabulate(rows, headers="keys", tablefmt="github"))
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    if args.csv:
+        args.csv.parent.mkdir(parents=True, exist_ok=True)
+        with args.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*rows[0], *about])
+            writer.writeheader()
+            writer.writerows(row | about for row in rows)
+
+
+if __name__ == "__main__":
+    main()
