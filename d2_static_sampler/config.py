@@ -53,9 +53,9 @@ def _defaults() -> CfgNode:
     # or the name of a sampler of your own in LABEL_SAMPLER_REGISTRY.
     node.IMPL = "naive"
     # How "static" and "compiled" find a sample:
-    #   "rank"  two random words a slot; exact, and equal on every device for equal words
-    #   "topk"  a random key for each candidate, and top-k; fewer operations, more work
-    #   "auto"  the faster one (rank, at every size that was measured)
+    #   "rank"  two random words a slot: exact, and equal on every device for equal words
+    #   "topk"  a random key for each candidate, and top-k: fewer operations, more work
+    #   "auto"  "rank"; later versions may choose by size and device where SEED is -1
     node.SELECT = "auto"
     # Seed of the samples alone: at least 0, and they depend on nothing but the seed, the rank,
     # the head and the number of the call. -1 draws from torch's global generator.
