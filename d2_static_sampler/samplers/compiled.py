@@ -54,8 +54,8 @@ class CompiledSampler(StaticSampler):
         CompiledSampler.__init__(self, state["select"])
         self.is_eager = state["is_eager"]
 
-    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
-        if not self.is_eager:
+    def _take(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+        if not (self.is_eager or torch.compiler.is_compiling()):
             try:
                 sample = self._run_compiled(labels, words, request)
                 if self.num_graphs:
@@ -63,7 +63,7 @@ class CompiledSampler(StaticSampler):
                 self._give_up("torch.compile is switched off in this process")
             except Exception as error:  # a compiler fails in many ways; no fault of the data's
                 self._give_up((str(error).strip() or type(error).__name__).splitlines()[0])
-        return super()._sample(labels, words, request)
+        return super()._take(labels, words, request)
 
     def _run_compiled(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
         # One graph for all: of one layout, whatever the caller's modes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -53,17 +52,10 @@ def check_request(
         TypeError: labels that are not integers or bool.
         ValueError: any other argument outside its range.
     """
+    if labels.dtype.is_floating_point or labels.dtype.is_complex:
+        raise TypeError(f"labels must be integers or bool, not {labels.dtype}")
     if labels.dim() not in (1, 2):
         raise ValueError(f"labels must have shape (N,) or (B, N), not {tuple(labels.shape)}")
-    return _resolve(labels.dtype, num_samples, positive_fraction, bg_label)
-
-
-@functools.lru_cache(maxsize=64)
-def _resolve(
-    dtype: torch.dtype, num_samples: int, positive_fraction: float, bg_label: int
-) -> SampleRequest:
-    if dtype.is_floating_point or dtype.is_complex:
-        raise TypeError(f"labels must be integers or bool, not {dtype}")
     if num_samples < 0:
         raise ValueError(f"num_samples must be at least 0, not {num_samples}")
     if not 0 <= positive_fraction <= 1:
@@ -72,7 +64,7 @@ def _resolve(
         raise ValueError("bg_label must not be -1: that label marks ignored candidates")
     # Python's int of Python's product: a float32 product gives other counts (100 * 0.29).
     quota = int(num_samples * positive_fraction)
-    return SampleRequest(num_samples, quota, bg_label if _fits(bg_label, dtype) else None)
+    return SampleRequest(num_samples, quota, bg_label if _fits(bg_label, labels.dtype) else None)
 
 
 def check_words(words: Tensor, shape: tuple[int, ...]) -> None:

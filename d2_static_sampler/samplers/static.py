@@ -70,6 +70,10 @@ class StaticSampler:
         """Sample (B, N) labels."""
         if labels.numel() == 0 or request.num_samples == 0:
             return empty_sample(labels, request.num_samples)
+        return self._take(labels, words, request)
+
+    def _take(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+        """Sample (B, N) labels, where none of B, N and K is 0."""
         # Without autograd's bookkeeping the many small operations take a sixth less time; a
         # caller's torch.compile has none.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():

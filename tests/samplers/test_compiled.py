@@ -49,6 +49,31 @@ def test_words_of_any_layout_and_mode_use_the_same_graphs():
     assert not compiled.is_eager
 
 
+def test_nothing_to_sample_is_no_failure_to_compile():
+    compiled = build_label_sampler("compiled")
+    for labels, num_samples in ((torch.zeros(2, 0), 4), (torch.zeros(0, 5), 4), (torch.ones(5), 0)):
+        asked = {"num_samples": num_samples, "positive_fraction": 0.5, "bg_label": 0}
+        assert not compiled(labels.long(), **asked).is_valid.any()
+    assert not compiled.is_eager
+    assert compiled.num_graphs == 0
+
+
+@pytest.mark.parametrize("impl", ["static", "compiled"])
+def test_in_a_graph_of_the_callers(impl):
+    """One graph for all sizes of long rows, and the samples that it has outside."""
+    sampler = build_label_sampler(impl)
+
+    @torch.compile(fullgraph=True, dynamic=True)
+    def picked(labels, words):
+        return labels.gather(1, sampler(labels, **ASKED, words=words).index)
+
+    for rows, n in ((2, 3000), (3, 7001)):
+        labels = torch.randint(-1, 3, (rows, n)).to(torch.int8)
+        words = torch.randint(1 << 62, (2, rows, 64))
+        expected = labels.gather(1, sampler(labels, **ASKED, words=words).index)
+        assert torch.equal(picked(labels, words), expected)
+
+
 def test_a_copy_compiles_its_own():
     compiled = build_label_sampler("compiled")
     compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)
