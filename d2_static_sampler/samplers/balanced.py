@@ -6,19 +6,18 @@ B rows, N candidates, K slots, D features.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from .registry import build_label_sampler
+from .compiled import CompiledSampler
 from .request import IGNORE, check_request, check_words
 from .selection import pick_ranks
 from .static import StaticSampler
 from .words import draw_words
 
-IMPLS = ("static", "compiled")
+# One for all calls, so that the compiled one compiles once.
+_SAMPLERS = {"static": StaticSampler("rank"), "compiled": CompiledSampler("rank")}
 
 
 def sample_balanced(
@@ -57,8 +56,8 @@ def sample_balanced(
         TypeError: labels that are not integers.
         ValueError: any other argument out of its range.
     """
-    if impl not in IMPLS:
-        raise ValueError(f"impl is {impl!r}; choose one of: {', '.join(IMPLS)}")
+    if impl not in _SAMPLERS:
+        raise ValueError(f"impl is {impl!r}; choose one of: {', '.join(_SAMPLERS)}")
     request = check_request(labels, num_samples, positive_fraction, bg_label)
     request = dataclasses.replace(request, fill=True)
     if inputs.shape[: labels.dim()] != labels.shape:
@@ -83,17 +82,11 @@ def sample_balanced(
         )
         return batch[0][0], batch[1][0], batch[2][0]
 
-    sample = _sampler(impl).draw(labels, request, words=words[:2])
+    sample = _SAMPLERS[impl].draw(labels, request, words=words[:2])
     num_valid = (sample.num_pos + sample.num_neg)[:, None]
     # As if the valid slots were positives to be shuffled; padding stays where it is.
     order = pick_ranks(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
     return _gather(inputs, labels, sample.index.gather(1, order), sample.is_valid)
-
-
-@functools.cache
-def _sampler(impl: str) -> StaticSampler:
-    # One for all calls, so that a compiled one compiles once.
-    return cast(StaticSampler, build_label_sampler(impl, select="rank"))
 
 
 def _gather(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..request import SampleRequest
 from ..words import draw_words
-from .planes import BLOCK_WIDTH, byte_type, count_blocks, plane_words, write_membership
+from .planes import BLOCK_WIDTH, count_blocks, member_bytes, plane_words
 from .ranks import pick_ranks
 
 
@@ -74,9 +74,7 @@ class MemberTable(Ranked):
     def of(cls, labels: Tensor, background: int | None) -> MemberTable:
         """Write out the members of (B, N) labels, N >= 1."""
         rows, n = labels.shape
-        member = labels.new_empty((rows, 2, n), dtype=byte_type(labels))
-        write_membership(member[:, 0], member[:, 1], labels, background)
-        member = member.view(rows, 2 * n)
+        member = member_bytes(labels, background)
         ends = member.cumsum(1)
         # One more than its rank for a member, 0 for all else: nobody reads column 0.
         column = ends * member

@@ -47,7 +47,7 @@ def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH
     if torch.compiler.is_compiling():
         return _plane_words(labels, background, width)
     planes = _kept_planes(labels, width)
-    write_membership(planes.positive, planes.negative, labels, background)
+    _write_membership(planes.positive, planes.negative, labels, background)
     return planes.words
 
 
@@ -59,7 +59,7 @@ def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH
 def _plane_words(labels: Tensor, background: int | None, width: int) -> Tensor:
     """For graphs of a caller's: Inductor's code for this takes three times as long on a CPU."""
     planes = _new_planes(labels, width)
-    write_membership(planes.positive, planes.negative, labels, background)
+    _write_membership(planes.positive, planes.negative, labels, background)
     return planes.words
 
 
@@ -74,17 +74,26 @@ def count_blocks(words: Tensor) -> Tensor:
     return words.sum(2).mul_(_ADD_BYTES).bitwise_right_shift_(56)
 
 
-def byte_type(labels: Tensor) -> torch.dtype:
-    """The type of one byte that comparisons of ``labels`` are best written in.
+def member_bytes(labels: Tensor, background: int | None) -> Tensor:
+    """(B, 2N) bytes: 1 at the positives of a row, then 1 at its negatives; as above but new."""
+    rows, n = labels.shape
+    if torch.compiler.is_compiling():
+        padded = _plane_words(labels, background, BYTES).view(torch.int8).view(rows, 2, -1)
+        return padded.narrow(2, 0, n).reshape(rows, 2 * n)
+    member = labels.new_empty((rows, 2 * n), dtype=_byte_type(labels))
+    positive, negative = member.narrow(1, 0, n), member.narrow(1, n, n)
+    _write_membership(positive, negative, labels, background)
+    return member
 
-    One that answers in the type of its operands takes a tenth of the time.
-    """
+
+def _byte_type(labels: Tensor) -> torch.dtype:
+    # A comparison that answers in the type of its operands takes a tenth of the time.
     if labels.dtype == torch.bool:
         return torch.uint8
     return labels.dtype if labels.element_size() == 1 else torch.bool
 
 
-def write_membership(
+def _write_membership(
     positive: Tensor, negative: Tensor, labels: Tensor, background: int | None
 ) -> None:
     """Write which of the (B, N) labels are of which class, in two tensors of their byte type."""
@@ -140,7 +149,7 @@ def _words_shape(labels: Tensor, width: int) -> tuple[int, int, int]:
 
 def _divide(words: Tensor, labels: Tensor) -> Planes:
     rows, n = labels.shape
-    member = words.view(byte_type(labels)).view(rows, 2, -1)
+    member = words.view(_byte_type(labels)).view(rows, 2, -1)
     if member.shape[2] > n:
         member.narrow(2, n, member.shape[2] - n).zero_()
     return Planes(words, *member.narrow(2, 0, n).unbind(1))

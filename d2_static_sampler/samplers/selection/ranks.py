@@ -53,7 +53,7 @@ def _shuffle(place: Tensor, target: Tensor) -> Tensor:
     back = order.scatter(1, order, gap)
     # A gap of more touches than there were means another place. (masked_fill is four times as
     # slow here: its branches cannot be foretold.)
-    back = back.mul_(back <= touch).view(-1, num_steps, 2)
+    back = back.mul_(back <= touch).view(len(place), num_steps, 2)
     wrote_place, wrote_target = (touch.view(num_steps, 2) - back).bitwise_right_shift_(1).unbind(2)
 
     found = place.gather(1, _roots(wrote_place))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..request import SampleRequest
-from .planes import byte_type, write_membership
+from .planes import member_bytes
 
 _KEY_BITS = 31
 
@@ -22,7 +22,7 @@ class MemberKeys:
     """Which candidates are members, for a draw by random keys.
 
     Attributes:
-        member: (B, 2, N) int8, 1 at each row's positives and at each row's negatives.
+        member: (B, 2N) int8, 1 at the positives of a row, then 1 at its negatives.
     """
 
     member: Tensor
@@ -47,24 +47,22 @@ class MemberKeys:
     @classmethod
     def of(cls, labels: Tensor, background: int | None) -> MemberKeys:
         """Tell the classes of (B, N) labels apart, N >= 1."""
-        rows, n = labels.shape
-        member = labels.new_empty((rows, 2, n), dtype=byte_type(labels))
-        write_membership(member[:, 0], member[:, 1], labels, background)
-        return cls(member.view(torch.int8))
+        return cls(member_bytes(labels, background).view(torch.int8))
 
     def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor]:
         """See :meth:`.members.Ranked.take`; ``words`` are keys, or words whose high bits are."""
         if words.dtype == torch.int64:
             words = (words >> _KEY_BITS).clamp_(min=1).to(torch.int32)
-        n, k = words.shape[1], request.num_samples
-        positive, negative = self.member.unbind(1)
+        (rows, n), k = words.shape, request.num_samples
+        member = self.member.view(rows, 2, n)
+        positive, negative = member.unbind(1)
         # One row for both classes: positives above 0, negatives below, ignored candidates at 0.
         key = words * (positive - negative)
         highest = key.topk(min(k if request.fill else request.quota, n), dim=1).indices
         lowest = key.topk(min(k, n), dim=1, largest=False).indices
 
         # What is valid follows from the counts, whatever keys have been drawn.
-        counts = self.member.sum(2, keepdim=True, dtype=torch.int32)  # int64 takes thrice as long
+        counts = member.sum(2, keepdim=True, dtype=torch.int32)  # int64 takes thrice as long
         num_pos, num_neg = request.split(*counts.long().unbind(1))
         slot = torch.arange(k, device=key.device)
         column = torch.where(slot < num_pos, slot, slot + (highest.shape[1] - num_pos))
