@@ -3,16 +3,18 @@
 
 Every round measures each implementation once, in turn, so that a machine's drift meets all alike.
 A row of the table gives the times' 20th, 50th and 80th percentile over the rounds and the median
-of the rounds' ratios to Detectron2's loop. The time to compile stands apart.
+of the rounds' ratios to Detectron2's loop. ``ops`` counts operations, ``waits`` those among them
+that make a GPU wait; ``first_s`` is the first call of a compiled sampler, which may compile.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -28,7 +30,7 @@ from tqdm import tqdm
 
 from d2_static_sampler import build_label_sampler
 from d2_static_sampler.engine.op_counter import count_data_dependent_ops
-from d2_static_sampler.samplers import StaticSampler
+from d2_static_sampler.samplers import LabelSampler, StaticSampler
 from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
 
 Run = Callable[[Tensor], Any]
@@ -90,7 +92,7 @@ WORKS: dict[str, Callable[[], Iterator[Work]]] = {
         study(batch, n)
         for n in (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
         for batch in (1, 32)
-        if batch * n < 100_000_000
+        if batch * n < 100_000_000  # what 8 GB of memory are enough for
     ),
     "forms": lambda: (
         Work("forms", batch, n, k, 0.5, 0, torch.int8, n // 4, n // 10)
@@ -122,7 +124,13 @@ def blocks(width: int) -> type:
     return Blocks
 
 
-def implementations(work: Work) -> dict[str, Run]:
+@functools.cache
+def sampler(impl: str, select: str) -> LabelSampler:
+    """One for all works, so that what is compiled serves them all."""
+    return build_label_sampler(impl, select=select)
+
+
+def implementations(work: Work, selections: Sequence[str]) -> dict[str, Run]:
     request = work.request
 
     def loop(labels: Tensor) -> list[Any]:
@@ -133,19 +141,21 @@ def implementations(work: Work) -> dict[str, Run]:
         samplers |= {f"blocks of {width}": Formed(blocks(width)) for width in (64, 96, 120)}
     else:
         samplers = {
-            f"{impl} {select}": build_label_sampler(impl, select=select)
-            for select in ("rank", "topk")
+            f"{impl} {select}": sampler(impl, select)
+            for select in selections
             for impl in ("static", "compiled")
         }
     runs: dict[str, Run] = {LOOP: loop}
-    for name, sampler in samplers.items():
-        runs[name] = lambda labels, sampler=sampler: sampler(labels, **request)
+    for name, own in samplers.items():
+        runs[name] = lambda labels, own=own: own(labels, **request)
     return runs
 
 
-def measure(work: Work, threads: int, rounds: int, device: str) -> list[dict[str, Any]]:
+def measure(
+    work: Work, threads: int, rounds: int, device: str, selections: Sequence[str]
+) -> list[dict[str, Any]]:
     """One row an implementation."""
-    labels, runs = work.labels(device), implementations(work)
+    labels, runs = work.labels(device), implementations(work, selections)
     torch.set_num_threads(threads)
     compile_s = {name: warm_up(run, labels) for name, run in runs.items()}
     timers = {
@@ -160,7 +170,7 @@ def measure(work: Work, threads: int, rounds: int, device: str) -> list[dict[str
             times[name].append(timer.timeit(number).mean * 1e3)
     return [
         summarize(work, name, threads, times[name], times[LOOP])
-        | {"compile_s": round(compile_s[name], 1) if "compiled" in name else ""}
+        | {"first_s": round(compile_s[name], 1) if "compiled" in name else ""}
         | (count(runs[name], labels) if "compiled" not in name else {"ops": "", "waits": ""})
         for name in runs
     ]
@@ -220,6 +230,7 @@ def versions(device: str) -> dict[str, str]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", nargs="+", choices=WORKS, default=["rpn", "roi"])
+    parser.add_argument("--select", nargs="+", choices=("rank", "topk"), default=["rank"])
     parser.add_argument("--threads", nargs="+", type=int, default=[torch.get_num_threads()])
     parser.add_argument("--rounds", type=int, default=15, help="at least 2 (default: 15)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
@@ -240,7 +251,7 @@ def main() -> None:
     ]
     rows = []
     for work, threads in tqdm(jobs, unit="shape"):
-        rows += measure(work, threads, args.rounds, args.device)
+        rows += measure(work, threads, args.rounds, args.device, args.select)
     about = versions(args.device)
     print(tabulate(rows, headers="keys", tablefmt="github"))
     print(", ".join(f"{key} {value}" for key, value in about.items()))

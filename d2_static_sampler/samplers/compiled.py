@@ -6,11 +6,10 @@ eager: on a CPU, Inductor's code for it takes three times as long.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import types
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ class CompiledSampler(StaticSampler):
         super().__init__(select)
         self.num_graphs = 0
         self.is_eager = False
-        self._compiled: dict[SampleRequest, tuple[Form, Callable[..., Taken]]] = {}
+        self._compiled: dict[tuple[int, int, bool], tuple[Form, Callable[..., Taken]]] = {}
         self._called: set[tuple[Callable[..., Taken], bool]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,21 +53,25 @@ class CompiledSampler(StaticSampler):
         CompiledSampler.__init__(self, state["select"])
         self.is_eager = state["is_eager"]
 
-    def _take(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+    def _take(
+        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
+    ) -> LabelSample:
         if not (self.is_eager or torch.compiler.is_compiling()):
             try:
-                sample = self._run_compiled(labels, words, request)
+                sample = self._run_compiled(form, labels, words, request)
                 if self.num_graphs:
                     return sample
                 self._give_up("torch.compile is switched off in this process")
             except Exception as error:  # a compiler fails in many ways; no fault of the data's
                 self._give_up((str(error).strip() or type(error).__name__).splitlines()[0])
-        return super()._take(labels, words, request)
+        return super()._take(form, labels, words, request)
 
-    def _run_compiled(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+    def _run_compiled(
+        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
+    ) -> LabelSample:
         # One graph for all: of one layout, whatever the caller's modes.
         with torch.no_grad(), _usual_modes(labels.device):
-            form, compiled = self._compile(labels.shape[1], request)
+            form, compiled = self._compile(form, request)
             members = form.of(labels, request.background)
             inputs = [words.clone(memory_format=torch.contiguous_format), *vars(members).values()]
             if (compiled, len(labels) == 1) not in self._called:
@@ -85,16 +88,15 @@ class CompiledSampler(StaticSampler):
             "folder that can be written)"
         )
 
-    def _compile(
-        self, num_candidates: int, request: SampleRequest
-    ) -> tuple[Form, Callable[..., Taken]]:
-        request = dataclasses.replace(request, background=None)  # it is not in the graph
-        if request not in self._compiled:
+    def _compile(self, form: Form, request: SampleRequest) -> tuple[Form, Callable[..., Taken]]:
+        key = request.num_samples, request.quota, request.fill
+        if key not in self._compiled:
             # The form of the first call stays: another one would be another graph.
-            form = self.form(num_candidates, request.num_samples)
-            compiled = torch.compile(_taker(form, request), backend=self._inductor, fullgraph=True)
-            self._compiled[request] = form, compiled
-        return self._compiled[request]
+            self._compiled[key] = (
+                form,
+                torch.compile(_taker(form, request), backend=self._inductor, fullgraph=True),
+            )
+        return self._compiled[key]
 
     def _inductor(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         compiled = torch._dynamo.lookup_backend("inductor")(graph, inputs)
@@ -123,13 +125,14 @@ def _mark_dynamic(inputs: list[Tensor], words_batch_dim: int) -> None:
             torch._dynamo.maybe_mark_dynamic(value, 1)
 
 
-def _usual_modes(device: torch.device) -> ExitStack:
+def _usual_modes(device: torch.device) -> ExitStack | nullcontext[None]:
     """Neither inference mode nor autocast: a graph is valid for one state of them only."""
+    inference, autocast = torch.is_inference_mode_enabled(), torch.is_autocast_enabled(device.type)
+    if not (inference or autocast):
+        return nullcontext()
     modes = ExitStack()
-    if torch.is_inference_mode_enabled():
-        modes.enter_context(torch.inference_mode(False))
-    if torch.is_autocast_enabled(device.type):
-        modes.enter_context(torch.autocast(device.type, enabled=False))
+    modes.enter_context(torch.inference_mode(False))
+    modes.enter_context(torch.autocast(device.type, enabled=False))
     return modes
 
 

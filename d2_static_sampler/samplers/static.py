@@ -47,15 +47,15 @@ class StaticSampler:
     ) -> LabelSample:
         """Sample each row of (N,) or (B, N) labels as ``request`` says."""
         form = self.form(labels.shape[-1], request.num_samples)
-        shape = self.words_shape(labels, request.num_samples)
+        shape = form.words_shape(labels.shape[:-1], labels.shape[-1], request.num_samples)
         if words is None:
             words = form.draw_words(shape, device=labels.device, generator=generator)
         else:
             check_words(words, shape)
         if labels.dim() == 1:
             words = words.unsqueeze(form.words_batch_dim)
-            return self._sample(labels[None], words, request).row(0)
-        return self._sample(labels, words, request)
+            return self._sample(form, labels[None], words, request).row(0)
+        return self._sample(form, labels, words, request)
 
     def words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
         """The shape of the words for (N,) or (B, N) labels."""
@@ -66,18 +66,21 @@ class StaticSampler:
         """The form of selection for rows of N candidates and K slots."""
         return choose_form(self.select, num_candidates, num_samples)
 
-    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+    def _sample(
+        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
+    ) -> LabelSample:
         """Sample (B, N) labels."""
         if labels.numel() == 0 or request.num_samples == 0:
             return empty_sample(labels, request.num_samples)
-        return self._take(labels, words, request)
+        return self._take(form, labels, words, request)
 
-    def _take(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+    def _take(
+        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
+    ) -> LabelSample:
         """Sample (B, N) labels, where none of B, N and K is 0."""
         # Without autograd's bookkeeping the many small operations take a sixth less time; a
         # caller's torch.compile has none.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            form = self.form(labels.shape[1], request.num_samples)
             index, *counts = form.of(labels, request.background).take(words, request)
         # Copies made out here are ordinary tensors, which autograd may save.
         return LabelSample(index.clone(), *torch.cat(counts, 1).unbind(1))

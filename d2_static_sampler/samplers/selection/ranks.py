@@ -53,12 +53,14 @@ def _shuffle(place: Tensor, target: Tensor) -> Tensor:
     back = order.scatter(1, order, gap)
     # A gap of more touches than there were means another place. (masked_fill is four times as
     # slow here: its branches cannot be foretold.)
-    back = back.mul_(back <= touch).view(len(place), num_steps, 2)
-    wrote_place, wrote_target = (touch.view(num_steps, 2) - back).bitwise_right_shift_(1).unbind(2)
+    back = back.mul_(back <= touch)
+    wrote = (touch - back).bitwise_right_shift_(1).view(len(place), num_steps, 2)
+    wrote_place, wrote_target = wrote.unbind(2)
 
     found = place.gather(1, _roots(wrote_place))
     # The last step with this target left there what it had found at its own place.
-    return torch.where(back.select(2, 1) == 0, target, found.gather(1, wrote_target))
+    is_first = back.view(len(place), num_steps, 2).select(2, 1) == 0
+    return torch.where(is_first, target, found.gather(1, wrote_target))
 
 
 def _roots(pointer: Tensor) -> Tensor:
