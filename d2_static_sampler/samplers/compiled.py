@@ -107,7 +107,8 @@ class CompiledSampler(StaticSampler):
 
 def _taker(form: Form, request: SampleRequest) -> Callable[..., Taken]:
     def take(words: Tensor, *members: Tensor) -> Taken:
-        return form(*members).take(words, request)
+        index, is_padding, num_pos, num_neg = form(*members).take(words, request)
+        return index.masked_fill(is_padding, 0), num_pos, num_neg
 
     # torch.compile counts recompilations a code object: a copy has a count of its own, so that
     # many samplers in one process do not use up the limit together.

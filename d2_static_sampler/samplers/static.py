@@ -81,9 +81,10 @@ class StaticSampler:
         # Without autograd's bookkeeping the many small operations take a sixth less time; a
         # caller's torch.compile has none.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            index, *counts = form.of(labels, request.background).take(words, request)
-        # Copies made out here are ordinary tensors, which autograd may save.
-        return LabelSample(index.clone(), *torch.cat(counts, 1).unbind(1))
+            taken = form.of(labels, request.background).take(words, request)
+        # What is computed out here are ordinary tensors, which autograd may save.
+        index, is_padding, *counts = taken
+        return LabelSample(index.masked_fill(is_padding, 0), *torch.cat(counts, 1).unbind(1))
 
 
 def subsample_labels(

@@ -39,7 +39,7 @@ class Ranked:
 
     draw_words = staticmethod(draw_words)
 
-    def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor]:
+    def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw the sample of each row that ``words`` stand for.
 
         Args:
@@ -47,13 +47,13 @@ class Ranked:
             request: how many of each class to draw.
 
         Returns:
-            (B, K) int64 candidates, 0 in padding slots; (B, 1) int64 number of positives;
-            (B, 1) int64 number of negatives.
+            (B, K) int64 candidates; (B, K) bool, which of them are padding and meaningless;
+            (B, 1) int64 number of positives; (B, 1) int64 number of negatives.
         """
         positives, total = self.positives, self.total
         num_pos, num_neg = request.split(positives, total - positives)
         ranks = pick_ranks(words, positives, total, num_pos)
-        return self.find(ranks).masked_fill_(ranks >= total, 0), num_pos, num_neg
+        return self.find(ranks), ranks >= total, num_pos, num_neg
 
 
 @dataclass
@@ -125,9 +125,9 @@ class MemberBlocks(Ranked):
         num_blocks, width = self.ends.shape[1], 8 * self.words.shape[2]
         block = torch.searchsorted(self.ends, ranks, right=True).clamp_(max=num_blocks - 1)
         words = self.words.gather(1, block.unsqueeze(2).expand(-1, -1, width // 8))
-        running = words.view(torch.uint8).flatten(0, 1).cumsum(1, dtype=torch.uint8)
+        running = words.view(torch.uint8).cumsum(2, dtype=torch.uint8)
         # Negative: counted back from the end of the block. In uint8 both wrap around alike.
-        rank = (ranks - self.ends.gather(1, block)).to(torch.uint8).view(-1, 1)
-        rank.add_(running.narrow(1, -1, 1))
-        place = torch.searchsorted(running, rank, right=True).view_as(block)
+        rank = (ranks - self.ends.gather(1, block)).to(torch.uint8).unsqueeze(2)
+        rank.add_(running.narrow(2, -1, 1))
+        place = torch.searchsorted(running, rank, right=True).squeeze(2)
         return place.add_(block.remainder_(num_blocks // 2), alpha=width)

@@ -49,7 +49,7 @@ class MemberKeys:
         """Tell the classes of (B, N) labels apart, N >= 1."""
         return cls(member_bytes(labels, background).view(torch.int8))
 
-    def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor]:
+    def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See :meth:`.members.Ranked.take`; ``words`` are keys, or words whose high bits are."""
         if words.dtype == torch.int64:
             words = (words >> _KEY_BITS).clamp_(min=1).to(torch.int32)
@@ -68,4 +68,4 @@ class MemberKeys:
         column = torch.where(slot < num_pos, slot, slot + (highest.shape[1] - num_pos))
         picks = torch.cat([highest, lowest], 1)
         index = picks.gather(1, column.clamp_(max=picks.shape[1] - 1))
-        return index.masked_fill_(slot >= num_pos + num_neg, 0), num_pos, num_neg
+        return index, slot >= num_pos + num_neg, num_pos, num_neg
