@@ -123,13 +123,15 @@ def _kept_planes(labels: Tensor, width: int) -> Planes:
     The C library gives large blocks back to the system, and the page faults of new ones take
     longer than what they are for. A GPU's allocator keeps its own.
     """
-    shape = _words_shape(labels, width)
-    size = math.prod(shape)
     # A subclass of Tensor traces or fakes: its memory is its own.
-    if labels.device.type != "cpu" or type(labels) is not Tensor or size > _KEPT_WORDS:
+    if labels.device.type != "cpu" or type(labels) is not Tensor:
         return _new_planes(labels, width)
-    key = shape, labels.shape, labels.dtype
+    key = labels.shape, labels.dtype, width
     if _kept.planes is None or _kept.key != key:
+        shape = _words_shape(labels, width)
+        size = math.prod(shape)
+        if size > _KEPT_WORDS:
+            return _new_planes(labels, width)
         with torch.inference_mode(False):
             if len(_kept.memory) < size:
                 _kept.memory = torch.empty(size, dtype=torch.int64, device="cpu")

@@ -27,7 +27,8 @@ def pick_ranks(words: Tensor, positives: Tensor, total: Tensor, num_pos: Tensor)
     Returns:
         (B, K) int64 places; P + Q or more in the slots that no negative is left for.
     """
-    slot = torch.arange(words.shape[-1], device=words.device)
+    touch = torch.arange(2 * words.shape[-1], device=words.device)
+    slot = touch.narrow(0, 0, words.shape[-1])
     negative = slot - num_pos  # which negative a slot is; below 0 for a positive
     is_neg = negative >= 0
     # Beyond the last negative a slot stands alone behind everything, and swaps with itself.
@@ -35,19 +36,19 @@ def pick_ranks(words: Tensor, positives: Tensor, total: Tensor, num_pos: Tensor)
     room = (torch.where(is_neg, total, positives) - place).clamp_(min=1)
     pos_word, neg_words = words
     word = torch.where(is_neg, neg_words.gather(1, negative.clamp_(min=0)), pos_word)
-    return _shuffle(place, word.remainder_(room).add_(place))
+    return _shuffle(place, word.remainder_(room).add_(place), touch)
 
 
-def _shuffle(place: Tensor, target: Tensor) -> Tensor:
+def _shuffle(place: Tensor, target: Tensor, touch: Tensor) -> Tensor:
     """What each step of the shuffle takes, (B, K): step i swaps ``place[i]`` and ``target[i]``.
 
-    A target is its step's own place or a later one, so that no step aims behind itself.
+    ``touch`` is 0 .. 2K - 1. A target is its step's own place or a later one, so that no step
+    aims behind itself.
     """
     num_steps = place.shape[1]
     # Step i touches its own place as touch 2i and its target as touch 2i + 1. Sorted by what
     # they touch, then by time, each touch stands behind the one that it depends on.
     touched = torch.stack([place, target], dim=2).flatten(1)
-    touch = torch.arange(2 * num_steps, device=place.device)
     key, order = torch.sort(torch.add(touch, touched, alpha=2 * num_steps), dim=1)
     gap = (key - key.roll(1, dims=1)).clamp_(min=0)  # the first has nothing before it
     back = order.scatter(1, order, gap)
