@@ -27,6 +27,10 @@ def check_sampler_config(cfg: CfgNode) -> None:
     if "SAMPLER" not in cfg.MODEL:
         raise ValueError("the config has no MODEL.SAMPLER: call add_sampler_config(cfg) first")
     sampler = cfg.MODEL.SAMPLER
+    if missing := sorted(set(_defaults()) - set(sampler)):
+        raise ValueError(
+            f"MODEL.SAMPLER has no {', '.join(missing)}: call add_sampler_config(cfg) first"
+        )
     names = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
     _check("IMPL", sampler.IMPL, sampler.IMPL in names, _choices(names))
     _check("SELECT", sampler.SELECT, sampler.SELECT in SELECTIONS, _choices(SELECTIONS))

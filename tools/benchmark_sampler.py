@@ -238,6 +238,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.rounds < 2 or min(args.threads) < 1:
         parser.error("--rounds is at least 2 and --threads at least 1")
+    if args.device.split(":")[0] not in ("cpu", "cuda"):
+        parser.error(f"--device {args.device}: cpu or cuda")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: this torch finds no CUDA device")
     return args
@@ -249,6 +251,9 @@ def main() -> None:
     jobs = [
         (work, threads) for name in args.work for work in WORKS[name]() for threads in args.threads
     ]
+    if args.csv:
+        args.csv.parent.mkdir(parents=True, exist_ok=True)
+        args.csv.touch()  # an error now rather than after the measuring
     rows = []
     for work, threads in tqdm(jobs, unit="shape"):
         rows += measure(work, threads, args.rounds, args.device, args.select)
@@ -256,7 +261,6 @@ def main() -> None:
     print(tabulate(rows, headers="keys", tablefmt="github"))
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     if args.csv:
-        args.csv.parent.mkdir(parents=True, exist_ok=True)
         with args.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, [*rows[0], *about])
             writer.writeheader()

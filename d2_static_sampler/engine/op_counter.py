@@ -1,10 +1,12 @@
 """Counts the operations that make a GPU wait, or have a shape that depends on data, on a CPU.
 
-The figure does not move with the machine. Three things it cannot see:
+The figure does not move with the machine. What it cannot see:
 
 - what is inside a compiled function: it runs eagerly here. Look at its captured graphs instead.
 - what is inside a custom operation: it is one operation. Run its body under the counter.
-- copies from the host to a device (``torch.tensor(values, device=...)``), which wait on CUDA.
+- copies between the host and a device, which wait on CUDA: ``torch.tensor(values, device=...)``,
+  ``t.cpu()``, ``t.numpy()``, ``t.tolist()``, ``tensor_split`` at places in a tensor. On a CPU
+  they are no operation, or no copy.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ALWAYS = {
-    "aten::_local_scalar_dense",  # item(), bool(t), float(t), tolist() on CUDA
+    "aten::_local_scalar_dense",  # item(), bool(t), float(t)
+    "aten::_to_sparse",
     "aten::_unique",
     "aten::_unique2",
+    "aten::bincount",
     "aten::equal",
     "aten::is_nonzero",
     "aten::item",
@@ -34,12 +38,15 @@ _ALWAYS = {
     "aten::unique_dim",
     "aten::unique_dim_consecutive",
     "aten::repeat_interleave.Tensor",
+    "detectron2::nms_rotated",
     "torchvision::nms",
 }
 _BY_MASK = {
     "aten::_index_put_impl_",
     "aten::_unsafe_index.Tensor",
+    "aten::_unsafe_index_put",
     "aten::index.Tensor",
+    "aten::index.Tensor_out",
     "aten::index_put",
     "aten::index_put_",
 }
@@ -93,13 +100,17 @@ class count_data_dependent_ops(TorchDispatchMode):
     ) -> Any:
         """Count one operation and run it."""
         self.num_ops += 1
-        if _depends_on_data(func, args):
+        if _depends_on_data(func, args, kwargs or {}):
             self.data_dependent.append(DataDependentOp(func._schema.name, *_issued_at()))
         return func(*args, **(kwargs or {}))
 
 
-def _depends_on_data(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+def _depends_on_data(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
     packet, full = func._schema.name, func.name()
+    if kwargs.get("output_size") is not None:  # repeat_interleave with a known length
+        return False
     if packet in _ALWAYS or full in _ALWAYS:
         return True
     if packet in _BY_MASK or full in _BY_MASK:

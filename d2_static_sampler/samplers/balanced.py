@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .compiled import CompiledSampler
-from .request import IGNORE, check_request, check_words
+from .request import IGNORE, SampleRequest, check_request, check_words
 from .selection import pick_ranks
 from .static import StaticSampler
 from .words import draw_words
@@ -69,22 +69,19 @@ def sample_balanced(
     if words is None:
         words = draw_words(shape, device=labels.device, generator=generator)
     else:
-        check_words(words, shape)
+        check_words(words, shape, labels.device)
     if labels.dim() == 1:
-        batch = sample_balanced(
-            inputs[None],
-            labels[None],
-            num_samples,
-            positive_fraction=positive_fraction,
-            bg_label=bg_label,
-            impl=impl,
-            words=words[:, None],
-        )
+        batch = _sample(inputs[None], labels[None], request, _SAMPLERS[impl], words[:, None])
         return batch[0][0], batch[1][0], batch[2][0]
+    return _sample(inputs, labels, request, _SAMPLERS[impl], words)
 
-    sample = _SAMPLERS[impl].draw(labels, request, words=words[:2])
+
+def _sample(
+    inputs: Tensor, labels: Tensor, request: SampleRequest, sampler: StaticSampler, words: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    sample = sampler.draw(labels, request, words=words[:2])
     num_valid = (sample.num_pos + sample.num_neg)[:, None]
-    # As if the valid slots were positives to be shuffled; padding stays where it is.
+    # A shuffle of the valid slots, as if they were positives; padding stays where it is.
     order = pick_ranks(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
     return _gather(inputs, labels, sample.index.gather(1, order), sample.is_valid)
 
@@ -94,15 +91,17 @@ def _gather(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take the (B, K) candidates and blank the padding."""
     if labels.shape[1] == 0:
-        # Nothing can be gathered: one candidate more, which is ignored.
-        inputs = inputs.new_zeros((inputs.shape[0], 1, *inputs.shape[2:]))
-        labels = labels.new_zeros((labels.shape[0], 1))
+        # Nothing can be gathered: one candidate more, which is padding.
+        one = inputs.new_zeros((inputs.shape[0], 1, *inputs.shape[2:]))
+        inputs, labels = torch.cat([inputs, one], 1), labels.new_zeros((labels.shape[0], 1))
     features = (1,) * (inputs.dim() - 2)
     wide = index.view(*index.shape, *features).expand(*index.shape, *inputs.shape[2:])
     is_padding = ~is_valid
     blank = IGNORE if labels.dtype.is_signed else 0
+    # masked_fill knows no unsigned type of more than a byte.
+    picked = labels.gather(1, index).long().masked_fill(is_padding, blank)
     return (
         inputs.gather(1, wide).masked_fill(is_padding.view(*index.shape, *features), 0),
-        labels.gather(1, index).masked_fill(is_padding, blank),
+        picked.to(labels.dtype),
         is_valid,
     )

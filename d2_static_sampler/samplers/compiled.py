@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import SampleRequest
@@ -31,7 +32,9 @@ class CompiledSampler(StaticSampler):
 
     Compiles at its first calls: one graph for batches of one and one for all larger ones, for
     each ``num_samples`` and ``positive_fraction``. Where compiling fails (no C++ compiler, say)
-    it warns once and goes on as the static sampler.
+    it warns once and goes on as the static sampler. A dispatch mode, such as a counter of
+    operations, sees the static sampler too. A change of the process's number of threads or of its
+    default device compiles anew.
 
     Attributes:
         num_graphs: how many graphs have been compiled so far.
@@ -56,13 +59,15 @@ class CompiledSampler(StaticSampler):
     def _take(
         self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
     ) -> LabelSample:
-        if not (self.is_eager or torch.compiler.is_compiling()):
+        if not (self.is_eager or torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
             try:
                 sample = self._run_compiled(form, labels, words, request)
                 if self.num_graphs:
                     return sample
-                self._give_up("torch.compile is switched off in this process")
-            except Exception as error:  # a compiler fails in many ways; no fault of the data's
+                self._give_up("it is switched off in this process")
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a compiler fails in many ways
                 self._give_up((str(error).strip() or type(error).__name__).splitlines()[0])
         return super()._take(form, labels, words, request)
 

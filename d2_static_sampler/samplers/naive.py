@@ -30,7 +30,7 @@ class NaiveSampler:
         """Sample each row; see :class:`~.registry.LabelSampler`."""
         request = check_request(labels, num_samples, positive_fraction, bg_label)
         if words is not None:
-            check_words(words, (2, *labels.shape[:-1], num_samples))
+            check_words(words, (2, *labels.shape[:-1], num_samples), labels.device)
         if labels.dim() == 1:
             return _sample_row(labels, request, generator, words)
         if len(labels) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -49,9 +50,11 @@ def check_request(
         bg_label: any integer but -1, which marks ignored candidates.
 
     Raises:
-        TypeError: labels that are not integers or bool.
+        TypeError: labels that are not integers or bool; a number or label that is no integer.
         ValueError: any other argument outside its range.
     """
+    num_samples = _integer("num_samples", num_samples)
+    bg_label = _integer("bg_label", bg_label)
     if labels.dtype.is_floating_point or labels.dtype.is_complex:
         raise TypeError(f"labels must be integers or bool, not {labels.dtype}")
     if labels.dim() not in (1, 2):
@@ -67,12 +70,20 @@ def check_request(
     return SampleRequest(num_samples, quota, bg_label if _fits(bg_label, labels.dtype) else None)
 
 
-def check_words(words: Tensor, shape: tuple[int, ...]) -> None:
-    """Check that ``words`` is int64 and has this shape."""
-    if words.dtype != torch.int64 or tuple(words.shape) != shape:
+def check_words(words: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Check that ``words`` is int64, of this shape and on this device."""
+    if words.dtype != torch.int64 or tuple(words.shape) != shape or words.device != device:
         raise ValueError(
-            f"words must be int64 of shape {shape}, not {words.dtype} of {tuple(words.shape)}"
+            f"words must be int64 of shape {shape} on {device}, "
+            f"not {words.dtype} of shape {tuple(words.shape)} on {words.device}"
         )
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
 
 
 def _fits(value: int, dtype: torch.dtype) -> bool:

@@ -36,6 +36,8 @@ DEPENDENT = {
     "unique dim": lambda: VALUES[None].unique(dim=0),
     "equal": lambda: torch.equal(VALUES, VALUES),
     "repeat_interleave": lambda: torch.arange(4).repeat_interleave(VALUES),
+    "bincount": lambda: VALUES.bincount(),
+    "sparse": lambda: VALUES.to_sparse(),
     "nms": lambda: nms(BOXES, torch.tensor([0.5, 0.6]), 0.5),
 }
 INDEPENDENT = {
@@ -43,6 +45,9 @@ INDEPENDENT = {
     "where of three": lambda: torch.where(MASK, VALUES, 0),
     "masked_fill": lambda: VALUES.masked_fill(MASK, 0),
     "topk": lambda: VALUES.topk(2),
+    "repeat_interleave of known length": lambda: torch.arange(4).repeat_interleave(
+        VALUES, output_size=13
+    ),
     "repeat": lambda: VALUES.repeat_interleave(2),
     "slice": lambda: VALUES[1:3].sum(),
 }
@@ -91,6 +96,19 @@ def test_a_sampler_has_none_and_as_many_operations_at_every_batch_size(select, l
             assert count.num_ops <= limit
         num_ops.add(count.num_ops)
     assert len(num_ops) == 1
+
+
+def test_counting_leaves_a_compiled_sampler_compiled():
+    sampler = build_label_sampler("compiled")
+    labels = torch.randint(-1, 2, (2, 300))
+    asked = {"num_samples": 16, "positive_fraction": 0.5, "bg_label": 0}
+    for _ in range(2):
+        with count_data_dependent_ops() as count:
+            sampler(labels, **asked)
+        assert count.num_ops > 50
+        assert not sampler.is_eager
+        sampler(labels, **asked)
+        assert sampler.num_graphs == 1
 
 
 @pytest.mark.parametrize("rows", [1, 16])

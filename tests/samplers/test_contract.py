@@ -211,6 +211,10 @@ def test_generator_is_used_and_advances(sampler):
         (ValueError, {"bg_label": -1}, "bg_label"),
         (ValueError, {"words": torch.zeros((2, 3), dtype=torch.int32)}, "int32"),
         (ValueError, {"words": torch.zeros((2, 9), dtype=torch.int64)}, r"\(2, 9\)"),
+        (ValueError, {"words": torch.zeros((2, 3), dtype=torch.int64, device="meta")}, "meta"),
+        (TypeError, {"num_samples": 3.0}, "num_samples .* 3.0"),
+        (TypeError, {"bg_label": 0.5}, "bg_label .* 0.5"),
+        (TypeError, {"bg_label": None}, "bg_label .* None"),
     ],
 )
 def test_wrong_arguments(sampler, error, changed, message):

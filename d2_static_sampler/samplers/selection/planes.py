@@ -75,7 +75,10 @@ def count_blocks(words: Tensor) -> Tensor:
 
 
 def member_bytes(labels: Tensor, background: int | None) -> Tensor:
-    """(B, 2N) bytes: 1 at the positives of a row, then 1 at its negatives; as above but new."""
+    """(B, 2N) bytes of 0 or 1: which candidates are positive, then which are negative.
+
+    Arguments as for :func:`plane_words`; the memory is new.
+    """
     rows, n = labels.shape
     if torch.compiler.is_compiling():
         padded = _plane_words(labels, background, BYTES).view(torch.int8).view(rows, 2, -1)
@@ -110,8 +113,7 @@ class _Kept(threading.local):
     """What is left of this thread's last call on a CPU."""
 
     memory = torch.empty(0, dtype=torch.int64, device="cpu")
-    key: tuple[Any, ...] | None = None
-    planes: Planes | None = None
+    planes: tuple[tuple[Any, ...], Planes] | None = None  # and what they are for
 
 
 _kept = _Kept()
@@ -127,17 +129,22 @@ def _kept_planes(labels: Tensor, width: int) -> Planes:
     if labels.device.type != "cpu" or type(labels) is not Tensor:
         return _new_planes(labels, width)
     key = labels.shape, labels.dtype, width
-    if _kept.planes is None or _kept.key != key:
-        shape = _words_shape(labels, width)
-        size = math.prod(shape)
-        if size > _KEPT_WORDS:
-            return _new_planes(labels, width)
+    if _kept.planes is not None and _kept.planes[0] == key:
+        return _kept.planes[1]
+    shape = _words_shape(labels, width)
+    size = math.prod(shape)
+    if len(_kept.memory) < size <= _KEPT_WORDS:
         with torch.inference_mode(False):
-            if len(_kept.memory) < size:
-                _kept.memory = torch.empty(size, dtype=torch.int64, device="cpu")
-            _kept.planes = _divide(_kept.memory.narrow(0, 0, size).view(shape), labels)
-            _kept.key = key
-    return _kept.planes
+            memory = torch.empty(size, dtype=torch.int64, device="cpu")
+        if type(memory) is Tensor:  # not under a mode that fakes
+            _kept.memory = memory
+    if len(_kept.memory) < size:
+        return _new_planes(labels, width)
+    _kept.planes = None
+    with torch.inference_mode(False):
+        planes = _divide(_kept.memory.narrow(0, 0, size).view(shape), labels)
+    _kept.planes = key, planes
+    return planes
 
 
 def _new_planes(labels: Tensor, width: int) -> Planes:

@@ -15,6 +15,7 @@ from ..request import SampleRequest
 from .planes import member_bytes
 
 _KEY_BITS = 31
+_MAX_KEY = (1 << _KEY_BITS) - 1
 
 
 @dataclass
@@ -41,8 +42,9 @@ class MemberKeys:
         shape: tuple[int, ...], *, device: torch.device, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draw keys of ``shape``, int32 and above 0."""
-        high = (1 << _KEY_BITS) - 1
-        return torch.randint(1, high, shape, dtype=torch.int32, device=device, generator=generator)
+        return torch.randint(
+            1, _MAX_KEY, shape, dtype=torch.int32, device=device, generator=generator
+        )
 
     @classmethod
     def of(cls, labels: Tensor, background: int | None) -> MemberKeys:
@@ -50,9 +52,9 @@ class MemberKeys:
         return cls(member_bytes(labels, background).view(torch.int8))
 
     def take(self, words: Tensor, request: SampleRequest) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :meth:`.members.Ranked.take`; ``words`` are keys, or words whose high bits are."""
+        """See :meth:`.members.Ranked.take`; ``words`` are keys, or int64 words that hold them."""
         if words.dtype == torch.int64:
-            words = (words >> _KEY_BITS).clamp_(min=1).to(torch.int32)
+            words = (words >> _KEY_BITS).bitwise_and_(_MAX_KEY).clamp_(min=1).to(torch.int32)
         (rows, n), k = words.shape, request.num_samples
         member = self.member.view(rows, 2, n)
         positive, negative = member.unbind(1)
