@@ -76,11 +76,12 @@ class MemberTable(Ranked):
         rows, n = labels.shape
         member = member_bytes(labels, background)
         ends = member.cumsum(1)
+        positives, total = ends[:, n - 1 : n].clone(), ends[:, -1:].clone()
         # One more than its rank for a member, 0 for all else: nobody reads column 0.
-        column = ends * member
+        column = ends.mul_(member)
         candidate = torch.arange(n, device=labels.device).repeat(2).expand_as(column)
         table = ends.new_empty((rows, n + 1)).scatter_(1, column, candidate)
-        return cls(table.narrow(1, 1, n), ends.narrow(1, n - 1, 1), ends.narrow(1, -1, 1))
+        return cls(table.narrow(1, 1, n), positives, total)
 
     def find(self, ranks: Tensor) -> Tensor:
         """See :meth:`Ranked.find`."""
