@@ -14,14 +14,14 @@ import csv
 import functools
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import detectron2
 import torch
+from benchmark_works import WORKS, Work
 from detectron2.modeling.sampling import subsample_labels
 from tabulate import tabulate
 from torch import Tensor
@@ -36,71 +36,6 @@ from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
 Run = Callable[[Tensor], Any]
 BLOCK_SECONDS = 0.02  # an implementation's time in one round, at least
 LOOP = "Detectron2's loop"
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is sampled: K of N candidates a row, in B rows."""
-
-    name: str
-    batch: int
-    candidates: int
-    num_samples: int
-    fraction: float
-    background: int
-    dtype: torch.dtype
-    positives: int
-    ignored: int
-
-    def labels(self, device: str) -> Tensor:
-        """(B, N) labels, in random order."""
-        labels = torch.full((self.batch, self.candidates), self.background, dtype=self.dtype)
-        for row in labels:
-            order = torch.randperm(self.candidates)
-            row[order[: self.positives]] = 1
-            row[order[self.positives : self.positives + self.ignored]] = -1
-        return labels.to(device)
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """What a sampler is asked for."""
-        return {
-            "num_samples": self.num_samples,
-            "positive_fraction": self.fraction,
-            "bg_label": self.background,
-        }
-
-
-def rpn(batch: int) -> Work:
-    return Work("RPN", batch, 268_569, 256, 0.5, 0, torch.int8, 60, 3000)
-
-
-def roi(batch: int) -> Work:
-    return Work("ROI", batch, 2000, 512, 0.25, 80, torch.int64, 300, 0)
-
-
-def study(batch: int, candidates: int) -> Work:
-    """K = N / 10 of two classes of one size."""
-    k = candidates // 10
-    return Work("study", batch, candidates, k, 0.5, 0, torch.int64, candidates // 2, 0)
-
-
-WORKS: dict[str, Callable[[], Iterator[Work]]] = {
-    "rpn": lambda: (rpn(batch) for batch in (1, 2, 4, 8, 16)),
-    "roi": lambda: (roi(batch) for batch in (1, 2, 8, 16)),
-    "study": lambda: (
-        study(batch, n)
-        for n in (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-        for batch in (1, 32)
-        if batch * n < 100_000_000  # what 8 GB of memory are enough for
-    ),
-    "forms": lambda: (
-        Work("forms", batch, n, k, 0.5, 0, torch.int8, n // 4, n // 10)
-        for batch in (1, 8)
-        for k in (64, 512)
-        for n in (k, 4 * k, 8 * k, 16 * k, 64 * k)
-    ),
-}
 
 
 class Formed(StaticSampler):
@@ -242,6 +177,12 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"--device {args.device}: cpu or cuda")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: this torch finds no CUDA device")
+    if args.csv:
+        try:
+            args.csv.parent.mkdir(parents=True, exist_ok=True)
+            args.csv.touch()
+        except OSError as error:
+            parser.error(f"--csv {args.csv}: {error}")
     return args
 
 
@@ -251,9 +192,6 @@ def main() -> None:
     jobs = [
         (work, threads) for name in args.work for work in WORKS[name]() for threads in args.threads
     ]
-    if args.csv:
-        args.csv.parent.mkdir(parents=True, exist_ok=True)
-        args.csv.touch()  # an error now rather than after the measuring
     rows = []
     for work, threads in tqdm(jobs, unit="shape"):
         rows += measure(work, threads, args.rounds, args.device, args.select)
