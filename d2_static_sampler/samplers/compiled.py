@@ -6,6 +6,7 @@ eager: on a CPU, Inductor's code for it takes three times as long.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import types
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from .static import StaticSampler
 logger = logging.getLogger(__name__)
 
 Taken = tuple[Tensor, Tensor, Tensor]
+_numbers = itertools.count()
 
 
 class CompiledSampler(StaticSampler):
@@ -75,7 +77,7 @@ class CompiledSampler(StaticSampler):
         self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
     ) -> LabelSample:
         # One graph for all: of one layout, whatever the caller's modes.
-        with torch.no_grad(), _usual_modes(labels.device):
+        with _usual_modes(labels.device), torch.no_grad():
             form, compiled = self._compile(form, request)
             members = form.of(labels, request.background)
             inputs = [words.clone(memory_format=torch.contiguous_format), *vars(members).values()]
@@ -115,9 +117,9 @@ def _taker(form: Form, request: SampleRequest) -> Callable[..., Taken]:
         index, is_padding, num_pos, num_neg = form(*members).take(words, request)
         return index.masked_fill(is_padding, 0), num_pos, num_neg
 
-    # torch.compile counts recompilations a code object: a copy has a count of its own, so that
-    # many samplers in one process do not use up the limit together.
-    code = take.__code__.replace()
+    # torch.compile counts recompilations a code object, and remembers by file, line and name
+    # which sizes changed: a copy with a name of its own learns nothing of other samplers.
+    code = take.__code__.replace(co_name=f"take_{next(_numbers)}")
     return types.FunctionType(code, globals(), code.co_name, None, take.__closure__)
 
 

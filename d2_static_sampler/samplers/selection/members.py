@@ -61,7 +61,7 @@ class MemberTable(Ranked):
     """The members of each row, written out in order: for rows that are short against K.
 
     Attributes:
-        candidates: (B, N) int64, the candidate of each rank below P + Q.
+        candidates: (B, N + 1) int64, the candidate of each rank below P + Q, from column 1 on.
         positives: (B, 1) int64, P.
         total: (B, 1) int64, P + Q.
     """
@@ -76,16 +76,19 @@ class MemberTable(Ranked):
         rows, n = labels.shape
         member = member_bytes(labels, background)
         ends = member.cumsum(1)
-        positives, total = ends[:, n - 1 : n].clone(), ends[:, -1:].clone()
+        # Of one layout at every batch size: a compiled function asks for it.
+        positives, total = (
+            ends[:, at : at + 1].clone(memory_format=torch.contiguous_format)
+            for at in (n - 1, 2 * n - 1)
+        )
         # One more than its rank for a member, 0 for all else: nobody reads column 0.
         column = ends.mul_(member)
         candidate = torch.arange(n, device=labels.device).repeat(2).expand_as(column)
-        table = ends.new_empty((rows, n + 1)).scatter_(1, column, candidate)
-        return cls(table.narrow(1, 1, n), positives, total)
+        return cls(ends.new_empty((rows, n + 1)).scatter_(1, column, candidate), positives, total)
 
     def find(self, ranks: Tensor) -> Tensor:
         """See :meth:`Ranked.find`."""
-        return self.candidates.gather(1, ranks.clamp(max=self.candidates.shape[1] - 1))
+        return self.candidates.gather(1, (ranks + 1).clamp_(max=self.candidates.shape[1] - 1))
 
 
 @dataclass
