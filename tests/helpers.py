@@ -12,10 +12,25 @@ from detectron2.structures import BitMasks, Boxes, Instances, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-from d2_static_sampler import LabelSample, add_sampler_config
+from d2_static_sampler import LabelSample, add_sampler_config, build_label_sampler
+from d2_static_sampler.samplers import LabelSampler
 
+# Every way in which labels of a CPU are sampled: an IMPL and its options.
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "naive": ("naive", {}),
+    "static": ("static", {}),
+    "static in torch": ("static", {"use_numpy": False}),
+    "compiled": ("compiled", {"use_numpy": False}),
+}
+STATIC_WAYS = ("static", "static in torch")
 CONFIGS = Path(__file__).parents[1] / "configs"
 NUM_CLASSES = 3
+
+
+def sampler_by(way: str) -> LabelSampler:
+    """A new sampler that samples in one of the ``WAYS``."""
+    impl, options = WAYS[way]
+    return build_label_sampler(impl, **options)
 
 
 def small_config(*opts: Any, name: str = "quick/Base-RCNN-R_18-FPN-shapes.yaml") -> CfgNode:

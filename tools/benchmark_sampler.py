@@ -32,6 +32,7 @@ from d2_static_sampler import build_label_sampler
 from d2_static_sampler.engine.op_counter import count_data_dependent_ops
 from d2_static_sampler.samplers import LabelSampler, StaticSampler
 from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
+from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
 
 Run = Callable[[Tensor], Any]
 BLOCK_SECONDS = 0.02  # an implementation's time in one round, at least
@@ -42,12 +43,12 @@ class Formed(StaticSampler):
     """The static sampler with a form of its members that is fixed beforehand."""
 
     def __init__(self, form: type) -> None:
-        super().__init__("rank")
-        self._form = form
-
-    def form(self, num_candidates: int, num_samples: int) -> type:
-        """See ``StaticSampler.form``."""
-        return self._form
+        in_numpy = form in (HostTable, HostBlocks)
+        super().__init__("rank", use_numpy=in_numpy)
+        if in_numpy:
+            self.host_form = lambda *_: form  # type: ignore[method-assign]
+        else:
+            self.form = lambda *_: form  # type: ignore[method-assign]
 
 
 def blocks(width: int) -> type:
@@ -60,26 +61,33 @@ def blocks(width: int) -> type:
 
 
 @functools.cache
-def sampler(impl: str, select: str) -> LabelSampler:
+def sampler(impl: str, select: str, use_numpy: bool) -> LabelSampler:
     """One for all works, so that what is compiled serves them all."""
-    return build_label_sampler(impl, select=select)
+    return build_label_sampler(impl, select=select, use_numpy=use_numpy)
 
 
-def implementations(work: Work, selections: Sequence[str]) -> dict[str, Run]:
+def implementations(work: Work, selections: Sequence[str], device: str) -> dict[str, Run]:
     request = work.request
 
     def loop(labels: Tensor) -> list[Any]:
         return [subsample_labels(row, *request.values()) for row in labels]
 
     if work.name == "forms":
-        samplers = {"table": Formed(MemberTable)}
+        samplers = {"NumPy table": Formed(HostTable), "NumPy blocks": Formed(HostBlocks)}
+        samplers |= {"table": Formed(MemberTable)}
         samplers |= {f"blocks of {width}": Formed(blocks(width)) for width in (64, 96, 120)}
     else:
         samplers = {
-            f"{impl} {select}": sampler(impl, select)
+            f"{impl} {select}": sampler(impl, select, True)
             for select in selections
             for impl in ("static", "compiled")
         }
+        if device == "cpu" and "rank" in selections:
+            # What other devices run.
+            samplers |= {
+                f"{impl} rank in torch": sampler(impl, "rank", False)
+                for impl in ("static", "compiled")
+            }
     runs: dict[str, Run] = {LOOP: loop}
     for name, own in samplers.items():
         runs[name] = lambda labels, own=own: own(labels, **request)
@@ -90,7 +98,7 @@ def measure(
     work: Work, threads: int, rounds: int, device: str, selections: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row an implementation."""
-    labels, runs = work.labels(device), implementations(work, selections)
+    labels, runs = work.labels(device), implementations(work, selections, device)
     torch.set_num_threads(threads)
     compile_s = {name: warm_up(run, labels) for name, run in runs.items()}
     timers = {
@@ -106,7 +114,7 @@ def measure(
     return [
         summarize(work, name, threads, times[name], times[LOOP])
         | {"first_s": round(compile_s[name], 1) if "compiled" in name else ""}
-        | (count(runs[name], labels) if "compiled" not in name else {"ops": "", "waits": ""})
+        | ({"ops": "", "waits": ""} if "compiled" in name else count(runs[name], labels))
         for name in runs
     ]
 

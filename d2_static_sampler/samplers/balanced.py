@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .compiled import CompiledSampler
 from .request import IGNORE, SampleRequest, check_request, check_words
-from .selection import pick_ranks
+from .selection import is_on_host, pick_ranks, pick_ranks_on_host
 from .static import StaticSampler
 from .words import draw_words
 
@@ -82,7 +82,8 @@ def _sample(
     sample = sampler.draw(labels, request, words=words[:2])
     num_valid = (sample.num_pos + sample.num_neg)[:, None]
     # A shuffle of the valid slots, as if they were positives; padding stays where it is.
-    order = pick_ranks(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
+    shuffle = pick_ranks_on_host if is_on_host(labels, words) else pick_ranks
+    order = shuffle(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
     return _gather(inputs, labels, sample.index.gather(1, order), sample.is_valid)
 
 

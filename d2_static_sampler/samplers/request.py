@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORE = -1
+
+Counts = TypeVar("Counts", Tensor, NDArray[np.int64])
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,11 @@ class SampleRequest:
     background: int | None
     fill: bool = False
 
-    def split(self, positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-        """How many positives and how many negatives are drawn of so many, int64 tensors."""
-        if self.fill:
-            num_pos = torch.minimum(
-                positives, (self.num_samples - negatives).clamp_(min=self.quota)
-            )
-        else:
-            num_pos = positives.clamp(max=self.quota)
-        return num_pos, torch.minimum(negatives, self.num_samples - num_pos)
+    def split(self, positives: Counts, negatives: Counts) -> tuple[Counts, Counts]:
+        """How many positives and how many negatives are drawn of so many."""
+        quota = (self.num_samples - negatives).clip(min=self.quota) if self.fill else self.quota
+        num_pos = positives.clip(max=quota)
+        return num_pos, negatives.clip(max=self.num_samples - num_pos)
 
 
 def check_request(

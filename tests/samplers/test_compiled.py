@@ -17,7 +17,10 @@ ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 
 
 def test_two_graphs_serve_every_size_and_batch():
-    static, compiled = build_label_sampler("static"), build_label_sampler("compiled")
+    static, compiled = (
+        build_label_sampler("static"),
+        build_label_sampler("compiled", use_numpy=False),
+    )
     for rows in (2, 1, 3, 2, 5):
         for n in (40, 700, 3000, 10_001):
             labels = torch.randint(-1, 3, (rows, n)).to(torch.int8)
@@ -37,7 +40,7 @@ def test_two_graphs_serve_every_size_and_batch():
 
 
 def test_words_of_any_layout_and_mode_use_the_same_graphs():
-    compiled = build_label_sampler("compiled")
+    compiled = build_label_sampler("compiled", use_numpy=False)
     labels = torch.randint(-1, 3, (3, 300))
     words = torch.randint(1 << 62, (2, 3, 64))
     with torch.inference_mode():
@@ -50,7 +53,7 @@ def test_words_of_any_layout_and_mode_use_the_same_graphs():
 
 
 def test_nothing_to_sample_is_no_failure_to_compile():
-    compiled = build_label_sampler("compiled")
+    compiled = build_label_sampler("compiled", use_numpy=False)
     for labels, num_samples in ((torch.zeros(2, 0), 4), (torch.zeros(0, 5), 4), (torch.ones(5), 0)):
         asked = {"num_samples": num_samples, "positive_fraction": 0.5, "bg_label": 0}
         assert not compiled(labels.long(), **asked).is_valid.any()
@@ -75,7 +78,7 @@ def test_in_a_graph_of_the_callers(impl):
 
 
 def test_a_copy_compiles_its_own():
-    compiled = build_label_sampler("compiled")
+    compiled = build_label_sampler("compiled", use_numpy=False)
     compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)
     assert compiled.num_graphs
     for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
@@ -85,7 +88,7 @@ def test_a_copy_compiles_its_own():
 SCRIPT = """
 import torch
 from d2_static_sampler.samplers import build_label_sampler
-sampler = build_label_sampler("compiled")
+sampler = build_label_sampler("compiled", use_numpy=False)
 labels = torch.randint(-1, 3, (2, 300))
 for _ in range(3):
     sample = sampler(labels, num_samples=32, positive_fraction=0.5, bg_label=0)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from detectron2.modeling.sampling import subsample_labels as oracle
 
 from d2_static_sampler import build_label_sampler, subsample_labels
 from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
+from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
+
+from ..helpers import STATIC_WAYS, WAYS, sampler_by
 
 FRACTIONS = (0.0, 0.25, 0.29, 1 / 3, 0.5, 0.7, 1.0)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
-@pytest.fixture(scope="module", params=["naive", "static", "compiled"])
+@pytest.fixture(scope="module", params=WAYS)
 def sampler(request):
-    return build_label_sampler(request.param)
+    return sampler_by(request.param)
 
 
 def random_labels(rows: int, n: int, *, ignored: float = 0.3, dtype=torch.int64) -> torch.Tensor:
@@ -46,13 +50,13 @@ def test_counts_are_pythons(sampler, num_pos, num_neg, num_samples, fraction, ex
     assert (int(sample.num_pos), int(sample.num_neg)) == expected
 
 
-@pytest.mark.parametrize("impl", ["naive", "static"])
+@pytest.mark.parametrize("way", ["naive", *STATIC_WAYS])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 37), (3, 600), (2, 9000)])
 @pytest.mark.parametrize("fraction", FRACTIONS)
-def test_batches(impl, shape, fraction):
+def test_batches(way, shape, fraction):
     labels = random_labels(*shape)
     before = labels.clone()
-    sampler = build_label_sampler(impl)
+    sampler = sampler_by(way)
     for num_samples in (0, 1, 7, 256):
         sample = sampler(labels, num_samples=num_samples, positive_fraction=fraction, bg_label=0)
         assert sample.index.shape == (shape[0], num_samples)
@@ -64,13 +68,14 @@ def test_batches(impl, shape, fraction):
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool])
 @pytest.mark.parametrize("n", [50, 5000])
-def test_label_types(dtype, n):
+@pytest.mark.parametrize("way", STATIC_WAYS)
+def test_label_types(way, dtype, n):
     labels = torch.randint(0, 3, (2, n)).to(dtype)
     if dtype in (torch.int8, torch.int64):
         labels[:, ::3] = -1
     if dtype == torch.uint8:
         labels[:, ::3] = 255  # as Detectron2 treats it, whatever that is
-    sampler = build_label_sampler("static")
+    sampler = sampler_by(way)
     sample = sampler(labels, num_samples=64, positive_fraction=0.5, bg_label=0)
     for i, row in enumerate(labels):
         check_row(row, sample.row(i), 64, 0.5, 0)
@@ -85,11 +90,10 @@ def test_label_types(dtype, n):
         lambda labels: labels[:, 5:-3],
     ],
 )
-def test_strides(view):
+@pytest.mark.parametrize("way", STATIC_WAYS)
+def test_strides(way, view):
     labels = view(random_labels(4, 4000, dtype=torch.int8))
-    sample = build_label_sampler("static")(
-        labels, num_samples=32, positive_fraction=0.25, bg_label=0
-    )
+    sample = sampler_by(way)(labels, num_samples=32, positive_fraction=0.25, bg_label=0)
     for i, row in enumerate(labels):
         check_row(row, sample.row(i), 32, 0.25, 0)
 
@@ -105,12 +109,10 @@ def test_row_of_a_batch_is_the_sample_of_the_row(sampler):
         assert torch.equal(row.index, batch.index[i])
 
 
-def test_ignored_is_never_picked():
+def test_ignored_is_never_picked(sampler):
     """60 % ignored, 1,000 draws."""
     labels = random_labels(1000, 100, ignored=0.6, dtype=torch.int8).clamp(max=1)
-    sample = build_label_sampler("static")(
-        labels, num_samples=32, positive_fraction=0.5, bg_label=0
-    )
+    sample = sampler(labels, num_samples=32, positive_fraction=0.5, bg_label=0)
     picked = labels.gather(1, sample.index)
     assert (picked[sample.is_valid] != -1).all()
     assert (picked[sample.is_pos] == 1).all()
@@ -167,7 +169,22 @@ def test_block_width_changes_nothing(width, n, monkeypatch):
 
     form = Blocks if width else MemberTable
     monkeypatch.setattr("d2_static_sampler.samplers.static.choose_form", lambda *_: form)
-    sample = build_label_sampler("static")(labels, **asked)
+    sample = sampler_by("static in torch")(labels, **asked)
+    assert torch.equal(sample.index, expected.index)
+
+
+@pytest.mark.parametrize("form", [HostTable, HostBlocks])
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1003])
+@pytest.mark.parametrize("count", [np.bitwise_count, None])
+def test_the_forms_of_numpy_change_nothing(form, n, count, monkeypatch):
+    """With NumPy's count of bits and without: NumPy 1 has none."""
+    labels, words = random_labels(3, n), torch.randint(1 << 62, (2, 3, 128))
+    asked = {"num_samples": 128, "positive_fraction": 0.5, "bg_label": 0, "words": words}
+    expected = build_label_sampler("naive")(labels, **asked)
+    monkeypatch.setattr("d2_static_sampler.samplers.static.choose_host_form", lambda *_: form)
+    if count is None:
+        monkeypatch.delattr(np, "bitwise_count")
+    sample = sampler_by("static")(labels, **asked)
     assert torch.equal(sample.index, expected.index)
 
 

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from d2_static_sampler import build_label_sampler
 
+from ..helpers import STATIC_WAYS, sampler_by
+
 ASKED = {"num_samples": 32, "positive_fraction": 0.5, "bg_label": 0}
 SHAPES = [(2, 300), (2, 3000), (1, 40_000), (3, 3000)]
 
@@ -37,17 +39,17 @@ def test_a_gradient_of_a_function_that_samples():
     assert gradient.sum() == 64
 
 
-def test_a_sample_can_be_saved_for_backward():
+@pytest.mark.parametrize("way", STATIC_WAYS)
+def test_a_sample_can_be_saved_for_backward(way):
     x = torch.ones(2, 3000, requires_grad=True)
-    index = build_label_sampler("static")(torch.randint(-1, 2, (2, 3000)), **ASKED).index
+    index = sampler_by(way)(torch.randint(-1, 2, (2, 3000)), **ASKED).index
     x.gather(1, index).sum().backward()
     assert x.grad.sum() == 64
 
 
-@pytest.mark.parametrize("impl", ["static", "compiled"])
-def test_threads_do_not_disturb_each_other(impl):
-    """Each has kept memory of its own, and no sample lies in it."""
-    sampler = build_label_sampler(impl)
+@pytest.mark.parametrize("way", [*STATIC_WAYS, "compiled"])
+def test_threads_do_not_disturb_each_other(way):
+    sampler = sampler_by(way)
     cases = []
     for rows, n in SHAPES * 4:
         labels = torch.randint(-1, 2, (rows, n)).to(torch.int8)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from d2_static_sampler import build_label_sampler
 
+from ..helpers import STATIC_WAYS, sampler_by
+
 FRACTIONS = (0.0, 0.25, 0.29, 1 / 3, 0.5, 0.7, 1.0)
 DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool)
 # Other labels stand between, before and behind, where a view has gaps.
@@ -25,6 +27,7 @@ VIEWS = {
     "transposed": lambda labels: labels.t().contiguous().t(),
     "expanded": lambda labels: labels[:1].expand(len(labels), -1),
 }
+ways = pytest.mark.parametrize("way", STATIC_WAYS)
 some_examples = settings(deadline=None, derandomize=True, max_examples=150)
 
 
@@ -74,34 +77,36 @@ def rows_of(*mixes: tuple[int, int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int8)[:, order]
 
 
-@pytest.mark.parametrize("impl", ["naive", "static"])
+@pytest.mark.parametrize("way", ["naive", *STATIC_WAYS])
 @pytest.mark.parametrize("fraction", FRACTIONS)
-def test_counts_are_detectron2s_for_every_number_of_samples(impl, fraction):
+def test_counts_are_detectron2s_for_every_number_of_samples(way, fraction):
     """Both classes abundant, either short or missing, both short, and no member at all."""
     short = ((40, 900), (900, 40), (40, 50), (3, 0), (0, 7))
     labels = rows_of((650, 650), (650, 0), (0, 650), (0, 0), *short)
-    sampler = build_label_sampler(impl)
+    sampler = sampler_by(way)
     for num_samples in range(601):
         asked = {"num_samples": num_samples, "positive_fraction": fraction, "bg_label": 0}
         assert counts(sampler(labels, **asked)) == counts_of_detectron2(labels, asked), asked
 
 
-@given(cases())
+@ways
+@given(case=cases())
 @some_examples
-def test_counts_are_detectron2s_and_labels_stay(case):
+def test_counts_are_detectron2s_and_labels_stay(way, case):
     before = case.labels.clone()
-    sample = build_label_sampler("static")(case.labels, **case.asked)
+    sample = sampler_by(way)(case.labels, **case.asked)
     assert torch.equal(case.labels, before)
     assert counts(sample) == counts_of_detectron2(case.labels, case.asked)
     assert sample.index.shape == (len(before), case.asked["num_samples"])
     assert sample.index.dtype == sample.num_pos.dtype == sample.num_neg.dtype == torch.int64
 
 
-@given(cases())
+@ways
+@given(case=cases())
 @some_examples
-def test_picks_are_of_their_class_and_distinct(case):
+def test_picks_are_of_their_class_and_distinct(way, case):
     """And padding is gatherable, unless there is nothing to gather."""
-    sample = build_label_sampler("static")(case.labels, **case.asked)
+    sample = sampler_by(way)(case.labels, **case.asked)
     n = case.labels.shape[1]
     assert ((sample.index >= 0) & (sample.index < max(n, 1))).all()
     if n == 0:
@@ -115,20 +120,22 @@ def test_picks_are_of_their_class_and_distinct(case):
     assert times.scatter_add_(1, sample.index, sample.is_valid.long()).max() <= 1
 
 
-@given(cases())
+@ways
+@given(case=cases())
 @some_examples
-def test_static_is_naive_for_equal_words(case):
+def test_static_is_naive_for_equal_words(way, case):
     naive = build_label_sampler("naive")(case.labels, **case.asked, words=case.words)
-    static = build_label_sampler("static")(case.labels, **case.asked, words=case.words)
+    static = sampler_by(way)(case.labels, **case.asked, words=case.words)
     assert torch.equal(static.index, naive.index)
     assert counts(static) == counts(naive)
 
 
-@given(cases())
+@ways
+@given(case=cases())
 @some_examples
-def test_a_batch_is_its_rows_alone(case):
+def test_a_batch_is_its_rows_alone(way, case):
     """As (N,) labels and as a batch of one; neither other rows nor the view matter."""
-    static = build_label_sampler("static")
+    static = sampler_by(way)
     batch = static(case.labels, **case.asked, words=case.words)
     for i, labels in enumerate(case.labels.clone()):
         row = static(labels, **case.asked, words=case.words[:, i])
@@ -138,25 +145,27 @@ def test_a_batch_is_its_rows_alone(case):
         assert [int(row.num_pos), int(row.num_neg)] == counts(one)[0] == counts(batch)[i]
 
 
-@given(cases())
+@ways
+@given(case=cases())
 @some_examples
-def test_two_threads_give_the_sample_of_one(case):
-    check_threads(case.labels, case.asked, case.words)
+def test_two_threads_give_the_sample_of_one(way, case):
+    check_threads(way, case.labels, case.asked, case.words)
 
 
+@ways
 @pytest.mark.parametrize("shape", [(1, 268_569), (3, 40_000), (200, 1_000)])
-def test_two_threads_give_the_sample_of_one_at_sizes_that_use_them(shape):
+def test_two_threads_give_the_sample_of_one_at_sizes_that_use_them(way, shape):
     labels = torch.randint(-1, 2, shape, dtype=torch.int8)
     words = torch.randint(1 << 62, (2, shape[0], 256))
     asked = {"num_samples": 256, "positive_fraction": 0.5, "bg_label": 0}
-    check_threads(labels, asked, words)
+    check_threads(way, labels, asked, words)
 
 
-def check_threads(labels: Tensor, asked: dict[str, Any], words: Tensor) -> None:
+def check_threads(way: str, labels: Tensor, asked: dict[str, Any], words: Tensor) -> None:
     samples = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        samples.append(build_label_sampler("static")(labels, **asked, words=words))
+        samples.append(sampler_by(way)(labels, **asked, words=words))
     torch.set_num_threads(1)
     one, two = samples
     assert torch.equal(one.index, two.index)

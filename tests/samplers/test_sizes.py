@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from d2_static_sampler import build_label_sampler
-from d2_static_sampler.samplers.selection import planes
 
 ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 OF_TWO_HEADS = (ASKED, {"num_samples": 128, "positive_fraction": 0.25, "bg_label": 0})
@@ -17,7 +16,7 @@ OF_TWO_HEADS = (ASKED, {"num_samples": 128, "positive_fraction": 0.25, "bg_label
 
 @pytest.fixture(scope="module")
 def compiled():
-    return build_label_sampler("compiled")
+    return build_label_sampler("compiled", use_numpy=False)
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_rows_of_an_rpn(n):
 
 @pytest.mark.slow
 def test_a_row_of_300_million():
-    """Takes 1.1 GB, of which the package keeps at most 64 MB; ranks up to the last one."""
+    """Ranks up to the last one; takes 1.1 GB."""
     # Ten labels over and over: 1, -1, 0 ... 0. The last two of the row are 0 and 1.
     n = 300_000_000
     labels = torch.zeros(n // 10, 10, dtype=torch.int8)
@@ -84,8 +83,6 @@ def test_a_row_of_300_million():
         first_pos = n - 1 if rank_pos == num_pos - 1 else rank_pos * 10
         assert sample.index[0, 0] == first_pos
         assert sample.index[0, 128] == rank_neg // 8 * 10 + 2 + rank_neg % 8
-    del labels
-    assert planes._kept.memory.nbytes <= 64 << 20
 
 
 def test_compiled_at_forty_sizes(compiled, dynamo_warnings):

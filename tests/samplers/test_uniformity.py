@@ -16,8 +16,11 @@ from scipy.stats import chi2, chisquare
 from torch import Tensor
 
 from d2_static_sampler import build_label_sampler
-from d2_static_sampler.samplers import draw_words
+from d2_static_sampler.samplers import draw_words, static
 from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable, choose_form
+from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
+
+from ..helpers import STATIC_WAYS, sampler_by
 
 FALSE_ALARM = 1e-6
 MIXES = (
@@ -30,19 +33,24 @@ MIXES = (
 )
 
 
-@pytest.fixture(params=["naive", "table", "blocks"])
+CHOICES = ("choose_form", "choose_host_form")
+
+
+@pytest.fixture(params=["naive", *itertools.product(STATIC_WAYS, ("table", "blocks"))], ids=str)
 def sampler(request, monkeypatch):
-    """Table and blocks are the two forms of the static sampler."""
-    form = {"table": MemberTable, "blocks": MemberBlocks}.get(request.param)
-    if form is None:
-        return build_label_sampler("naive")
-    monkeypatch.setattr("d2_static_sampler.samplers.static.choose_form", lambda *_: form)
-    return build_label_sampler("static")
+    """Table and blocks are the two forms of the static sampler, in NumPy and in torch."""
+    if request.param == "naive":
+        return sampler_by("naive")
+    way, form = request.param
+    forms = {"table": (MemberTable, HostTable), "blocks": (MemberBlocks, HostBlocks)}[form]
+    for choice, chosen in zip(CHOICES, forms, strict=True):
+        monkeypatch.setattr(static, choice, lambda *_, chosen=chosen: chosen)
+    return sampler_by(way)
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    return build_label_sampler("compiled")
+    return sampler_by("compiled")
 
 
 def all_words(draws: list[tuple[int, int]], num_samples: int) -> Tensor:
@@ -216,10 +224,10 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("impl", ["static", "compiled"])
+@pytest.mark.parametrize("impl", [*STATIC_WAYS, "compiled"])
 def test_the_callers_modes_change_no_sample(impl, mode, compiled):
     """Bit for bit, with given words and with drawn ones."""
-    sampler = compiled if impl == "compiled" else build_label_sampler("static")
+    sampler = compiled if impl == "compiled" else sampler_by(impl)
     asked = {"num_samples": 5, "positive_fraction": 0.5, "bg_label": 0}
     labels = torch.randint(-1, 2, (64, 300), dtype=torch.int8)
     words = draw_words((2, 64, 5), device=labels.device)
@@ -232,7 +240,7 @@ def test_the_callers_modes_change_no_sample(impl, mode, compiled):
         assert torch.equal(sample.index, plain.index)
         assert torch.equal(sample.num_pos, plain.num_pos)
         assert torch.equal(sample.num_neg, plain.num_neg)
-    assert impl == "static" or not sampler.is_eager
+    assert impl != "compiled" or not sampler.is_eager
 
 
 @pytest.mark.parametrize("mode", MODES)

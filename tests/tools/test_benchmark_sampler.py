@@ -23,9 +23,10 @@ def test_a_row_an_implementation_and_shape(tmp_path):
     assert done.returncode == 0, done.stderr
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 5 * 5
+    assert len(rows) == 2 * 2 * 5 * 7
     assert {row["implementation"] for row in rows} == {
-        "Detectron2's loop", "table", "blocks of 64", "blocks of 96", "blocks of 120",
+        "Detectron2's loop", "NumPy table", "NumPy blocks",
+        "table", "blocks of 64", "blocks of 96", "blocks of 120",
     }  # fmt: skip
     for row in rows:
         is_loop = row["implementation"] == "Detectron2's loop"

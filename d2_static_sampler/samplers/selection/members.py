@@ -99,7 +99,7 @@ class MemberBlocks(Ranked):
 
     Attributes:
         words: (B, 2M, W / 8) int64, a byte a candidate, 1 for a member: the blocks of the
-            positives, then those of the negatives. Valid until this thread's next call.
+            positives, then those of the negatives.
         ends: (B, 2M) int64, how many members stand in a row up to the end of each block.
     """
 

@@ -5,10 +5,6 @@ B rows, N candidates, W candidates a block, M = ceil(N / W) blocks a class.
 
 from __future__ import annotations
 
-import math
-import threading
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -19,36 +15,22 @@ BLOCK_WIDTH = 96
 # Multiplying by this adds the eight bytes of a word into its highest byte. A sum stays below
 # 128, so that no sign bit is touched.
 _ADD_BYTES = 0x0101010101010101
-_KEPT_WORDS = 1 << 23  # 64 MB: the anchors of 120 large images
-
-
-class Planes(NamedTuple):
-    """Memory for both classes, a byte of 0 or 1 a candidate, each padded with 0 to whole blocks.
-
-    Attributes:
-        words: (B, 2M, W / 8) int64: the blocks of the positives, then those of the negatives.
-        positive: (B, N) view of the positives' bytes.
-        negative: (B, N) view of the negatives' bytes.
-    """
-
-    words: Tensor
-    positive: Tensor
-    negative: Tensor
 
 
 def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH) -> Tensor:
-    """The words of both classes' planes, valid until this thread's next call.
+    """Both classes' planes, a byte of 0 or 1 a candidate, each padded with 0 to whole blocks.
 
     Args:
         labels: (B, N) integer or bool, N >= 1; -1 = ignore.
         background: the label of a negative; None where no label can be one.
         width: W, a multiple of 8 below 128.
+
+    Returns:
+        (B, 2M, W / 8) int64: the blocks of the positives, then those of the negatives.
     """
     if torch.compiler.is_compiling():
         return _plane_words(labels, background, width)
-    planes = _kept_planes(labels, width)
-    _write_membership(planes.positive, planes.negative, labels, background)
-    return planes.words
+    return _write_planes(labels, background, width)
 
 
 @torch.library.custom_op(
@@ -58,9 +40,7 @@ def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH
 )
 def _plane_words(labels: Tensor, background: int | None, width: int) -> Tensor:
     """For graphs of a caller's: Inductor's code for this takes three times as long on a CPU."""
-    planes = _new_planes(labels, width)
-    _write_membership(planes.positive, planes.negative, labels, background)
-    return planes.words
+    return _write_planes(labels, background, width)
 
 
 @_plane_words.register_fake
@@ -96,6 +76,17 @@ def _byte_type(labels: Tensor) -> torch.dtype:
     return labels.dtype if labels.element_size() == 1 else torch.bool
 
 
+def _write_planes(labels: Tensor, background: int | None, width: int) -> Tensor:
+    rows, n = labels.shape
+    words = labels.new_empty(_words_shape(labels, width), dtype=torch.int64)
+    planes = words.view(_byte_type(labels)).view(rows, 2, -1)
+    if planes.shape[2] > n:
+        planes.narrow(2, n, planes.shape[2] - n).zero_()
+    positive, negative = planes.narrow(2, 0, n).unbind(1)
+    _write_membership(positive, negative, labels, background)
+    return words
+
+
 def _write_membership(
     positive: Tensor, negative: Tensor, labels: Tensor, background: int | None
 ) -> None:
@@ -109,56 +100,6 @@ def _write_membership(
         torch.gt(positive, negative, out=positive)
 
 
-class _Kept(threading.local):
-    """What is left of this thread's last call on a CPU."""
-
-    memory = torch.empty(0, dtype=torch.int64, device="cpu")
-    planes: tuple[tuple[Any, ...], Planes] | None = None  # and what they are for
-
-
-_kept = _Kept()
-
-
-def _kept_planes(labels: Tensor, width: int) -> Planes:
-    """Planes with their padding filled in, on a CPU in the memory of this thread's last call.
-
-    The C library gives large blocks back to the system, and the page faults of new ones take
-    longer than what they are for. A GPU's allocator keeps its own.
-    """
-    # A subclass of Tensor traces or fakes: its memory is its own.
-    if labels.device.type != "cpu" or type(labels) is not Tensor:
-        return _new_planes(labels, width)
-    key = labels.shape, labels.dtype, width
-    if _kept.planes is not None and _kept.planes[0] == key:
-        return _kept.planes[1]
-    shape = _words_shape(labels, width)
-    size = math.prod(shape)
-    if len(_kept.memory) < size <= _KEPT_WORDS:
-        with torch.inference_mode(False):
-            memory = torch.empty(size, dtype=torch.int64, device="cpu")
-        if type(memory) is Tensor:  # not under a mode that fakes
-            _kept.memory = memory
-    if len(_kept.memory) < size:
-        return _new_planes(labels, width)
-    _kept.planes = None
-    with torch.inference_mode(False):
-        planes = _divide(_kept.memory.narrow(0, 0, size).view(shape), labels)
-    _kept.planes = key, planes
-    return planes
-
-
-def _new_planes(labels: Tensor, width: int) -> Planes:
-    return _divide(labels.new_empty(_words_shape(labels, width), dtype=torch.int64), labels)
-
-
 def _words_shape(labels: Tensor, width: int) -> tuple[int, int, int]:
     rows, n = labels.shape
     return rows, 2 * -(-n // width), width // BYTES
-
-
-def _divide(words: Tensor, labels: Tensor) -> Planes:
-    rows, n = labels.shape
-    member = words.view(_byte_type(labels)).view(rows, 2, -1)
-    if member.shape[2] > n:
-        member.narrow(2, n, member.shape[2] - n).zero_()
-    return Planes(words, *member.narrow(2, 0, n).unbind(1))

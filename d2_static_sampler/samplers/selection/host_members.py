@@ -1,0 +1,146 @@
+"""The members of each row, in NumPy: :mod:`.members` for a CPU.
+
+B rows, N candidates, K slots; P positives and Q negatives of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..request import IGNORE
+
+Ints = NDArray[np.int64]
+Labels = NDArray[Any]  # of any type of integer
+Flags = NDArray[np.bool_]
+Words = NDArray[np.uint64]
+
+_WORD = np.dtype("<u8")  # whose lowest byte is the first in memory
+_ONES, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)  # of each byte
+# [8 * byte + i]: which bit of the byte is its i-th that is set.
+_NTH_BIT = np.argsort(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") ^ 1,
+    axis=1,
+    kind="stable",
+).ravel()
+
+
+@dataclass
+class HostTable:
+    """The members of all rows, one after the other.
+
+    Attributes:
+        places: (members of all rows,) int64, where each stands in the (B, 2, N) flags.
+        start: (B, 1) int64, the first member of a row.
+        positives: (B, 1) int64, P.
+        total: (B, 1) int64, P + Q.
+        n: N.
+    """
+
+    places: Ints
+    start: Ints
+    positives: Ints
+    total: Ints
+    n: int
+
+    @classmethod
+    def of(cls, label: Labels, background: int | None) -> HostTable:
+        """List the members of (B, N) labels."""
+        rows, n = label.shape
+        flags = np.empty((rows, 2, n), np.bool_)
+        used, negative = flags[:, 0], flags[:, 1]
+        _write_flags(label, background, used, negative)
+        np.greater(used, negative, out=used)
+        places = np.flatnonzero(flags)
+        edge = places.searchsorted(np.arange(0, flags.size + 1, n))[:, None]
+        start = edge[:-1:2]
+        return cls(places, start, edge[1::2] - start, edge[2::2] - start, n)
+
+    def find(self, ranks: Ints) -> Ints:
+        """The candidates with these (B, K) ranks; meaningless for ranks of P + Q or more."""
+        if len(self.places) == 0:
+            return np.zeros_like(ranks)
+        return self.places.take(ranks + self.start, mode="clip") % self.n
+
+
+@dataclass
+class HostBlocks:
+    """The members of all rows as bits, counted by blocks of 64: for long rows.
+
+    Attributes:
+        words: (B, 2, M) uint64, M = ceil(N / 64): a row's positives, then its negatives; the
+            lowest bit of a word is the first candidate of its block.
+        ends: (B, 2, M) int64, how many members of all rows stand up to the end of each block.
+        start: (B, 1) int64, the first member of a row.
+    """
+
+    words: Words
+    ends: Ints
+    start: Ints
+
+    @classmethod
+    def of(cls, label: Labels, background: int | None) -> HostBlocks:
+        """Count the members of (B, N) labels."""
+        rows, n = label.shape
+        words = np.zeros((rows, 2, -(-n // 64)), _WORD)
+        count = np.empty(words.shape, np.int64)
+        flags = np.empty((2, n), np.bool_)
+        for row in range(rows):  # one after the other, they stay in a core's cache
+            _write_flags(label[row], background, *flags)
+            packed = np.packbits(flags, axis=1, bitorder="little")
+            words[row].view(np.uint8)[:, : packed.shape[1]] = packed
+            words[row, 0] &= ~words[row, 1]
+            count[row] = _count_bits(words[row])
+        ends = count.cumsum().reshape(words.shape)
+        start = np.append(0, ends[:-1, 1, -1])[:, None]
+        return cls(words, ends, start)
+
+    @property
+    def positives(self) -> Ints:
+        """(B, 1) int64, P."""
+        return self.ends[:, 0, -1:] - self.start
+
+    @property
+    def total(self) -> Ints:
+        """(B, 1) int64, P + Q."""
+        return self.ends[:, 1, -1:] - self.start
+
+    def find(self, ranks: Ints) -> Ints:
+        """See :meth:`HostTable.find`."""
+        rank = ranks + self.start
+        block = self.ends.ravel().searchsorted(rank, side="right")
+        word = self.words.take(block, mode="clip")
+        upto = _count_upto_bytes(word)
+        rank -= self.ends.take(block, mode="clip")
+        rank = rank.view(np.uint64) + (upto >> 56)  # in the block
+        # A byte's high bit tells whether so many members stand in the block up to its end.
+        is_before = (rank * _ONES | _HIGH) - upto & _HIGH
+        shift = (is_before >> 7) * _ONES >> 56 << 3
+        rank -= (upto << 8) >> shift & 255
+        bit = _NTH_BIT.take((((word >> shift) & 255) << 3) + rank, mode="clip")
+        return (block % self.words.shape[2] << 6) + shift.view(np.int64) + bit
+
+
+def _write_flags(label: Labels, background: int | None, used: Flags, negative: Flags) -> None:
+    """Write which labels are not ignored, and which of them are of the background."""
+    np.not_equal(label, np.array(IGNORE).astype(label.dtype), out=used)
+    if background is None:
+        negative[...] = False
+    else:
+        np.equal(label, background, out=negative)
+
+
+def _count_upto_bytes(words: Words) -> Words:
+    """Byte i of a result: how many bits are set in the bytes 0 to i of its word."""
+    words = words - (words >> 1 & 0x5555555555555555)
+    words = (words & 0x3333333333333333) + (words >> 2 & 0x3333333333333333)
+    return (words + (words >> 4) & 0x0F0F0F0F0F0F0F0F) * _ONES
+
+
+def _count_bits(words: Words) -> NDArray[Any]:
+    if hasattr(np, "bitwise_count"):  # since NumPy 2
+        return np.bitwise_count(words)
+    return _count_upto_bytes(words) >> 56
