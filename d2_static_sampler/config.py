@@ -53,7 +53,7 @@ def _defaults() -> CfgNode:
     # Who samples the labels in the RPN and the ROI heads:
     #   "naive"     Detectron2 itself; nothing is installed
     #   "static"    the whole batch at once, with fixed shapes
-    #   "compiled"  the static sampler through torch.compile
+    #   "compiled"  the static sampler through torch.compile (ranks on a CPU: as "static")
     # or the name of a sampler of your own in LABEL_SAMPLER_REGISTRY.
     node.IMPL = "naive"
     # How "static" and "compiled" find a sample:

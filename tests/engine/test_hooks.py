@@ -86,7 +86,8 @@ def test_a_row_an_iteration(tmp_path, impl):
 def test_an_iteration_that_compiles_is_warmup(tmp_path):
     batches = [make_batch((1, 1), size=64), make_batch((1,), size=64)]
     loader = (batches[i == 3] for i in range(10))
-    train(tmp_path, "compiled", iterations=5, loader=loader)
+    model = install_sampler(small_model(), sampler_by("compiled"))
+    train(tmp_path, iterations=5, loader=loader, model=model)
     assert [row["warmup"] for row in rows_of(tmp_path)] == [True, True, False, True, False]
 
 

@@ -20,9 +20,8 @@ def check_selection(select: str) -> str:
 def choose_form(select: str, num_candidates: int, num_samples: int) -> Form:
     """The form of selection for rows of N candidates and K slots.
 
-    "auto" is "rank": exact, the same for equal words on every device, six times and more as fast
-    as top-k for an RPN's rows, and two graphs serve all sizes. (On a CPU top-k is mostly faster
-    for rows of a few thousand, and where K is a tenth of N or more.)
+    "auto" is "rank": exact, the same for equal words on every device, many times as fast as top-k
+    for an RPN's rows, and two graphs serve all sizes.
 
     A table costs about 26 bytes of writing a candidate, blocks cost 3 and the search of one block
     a slot: they break even at 8 to 16 candidates a slot. Measured in docs/benchmarks.
