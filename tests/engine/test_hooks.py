@@ -13,7 +13,7 @@ from detectron2.engine import HookBase, SimpleTrainer
 from d2_static_sampler import SamplerHook, build_label_sampler, install_sampler
 from d2_static_sampler.engine import read_steps
 from d2_static_sampler.modeling import installed_samplers
-from tests.helpers import make_batch, small_config, small_model
+from tests.helpers import make_batch, sampler_by, small_config, small_model
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms", "other_ms")
 PARTS = ("rpn_label_ms", "rpn_sample_ms", "roi_label_ms", "roi_sample_ms")
