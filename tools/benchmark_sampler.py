@@ -1,17 +1,19 @@
 #!/usr/bin/env python
-"""How long sampling takes, beside Detectron2's loop over the images.
+"""How long sampling takes, beside Detectron2's loop over the images and other peers.
 
 Every round measures each implementation once, in turn, so that a machine's drift meets all alike.
 A row of the table gives the times' 20th, 50th and 80th percentile over the rounds and the median
-of the rounds' ratios to Detectron2's loop. ``ops`` counts operations, ``waits`` those among them
-that make a GPU wait; ``first_s`` is the first call of a compiled sampler, which may compile.
+of the rounds' ratios to the baseline, which is the first implementation. ``ops`` counts
+operations, ``waits`` those among them that make a GPU wait; ``peak_mb`` is the memory beyond the
+labels and inputs; ``first_s`` is the first call of what compiles. Each implementation is checked
+to do the work before it is measured; ``note`` says where what it does differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import functools
+import datetime
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -21,125 +23,109 @@ from typing import Any
 
 import detectron2
 import torch
-from benchmark_works import WORKS, Work
-from detectron2.modeling.sampling import subsample_labels
+from benchmark_peers import Peer, check, peers
+from benchmark_works import WORKS, Work, half
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from tqdm import tqdm
 
-from d2_static_sampler import build_label_sampler
 from d2_static_sampler.engine.op_counter import count_data_dependent_ops
-from d2_static_sampler.samplers import LabelSampler, StaticSampler
-from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
-from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
+from d2_static_sampler.engine.peak_memory import peak_bytes
 
-Run = Callable[[Tensor], Any]
 BLOCK_SECONDS = 0.02  # an implementation's time in one round, at least
-LOOP = "Detectron2's loop"
 
-
-class Formed(StaticSampler):
-    """The static sampler with a form of its members that is fixed beforehand."""
-
-    def __init__(self, form: type) -> None:
-        in_numpy = form in (HostTable, HostBlocks)
-        super().__init__("rank", use_numpy=in_numpy)
-        if in_numpy:
-            self.host_form = lambda *_: form  # type: ignore[method-assign]
-        else:
-            self.form = lambda *_: form  # type: ignore[method-assign]
-
-
-def blocks(width: int) -> type:
-    class Blocks(MemberBlocks):
-        @classmethod
-        def of(cls, labels: Tensor, background: int | None) -> MemberBlocks:
-            return MemberBlocks.of(labels, background, width=width)
-
-    return Blocks
-
-
-@functools.cache
-def sampler(impl: str, select: str, use_numpy: bool) -> LabelSampler:
-    """One for all works, so that what is compiled serves them all."""
-    return build_label_sampler(impl, select=select, use_numpy=use_numpy)
-
-
-def implementations(work: Work, selections: Sequence[str], device: str) -> dict[str, Run]:
-    request = work.request
-
-    def loop(labels: Tensor) -> list[Any]:
-        return [subsample_labels(row, *request.values()) for row in labels]
-
-    if work.name == "forms":
-        samplers = {"NumPy table": Formed(HostTable), "NumPy blocks": Formed(HostBlocks)}
-        samplers |= {"table": Formed(MemberTable)}
-        samplers |= {f"blocks of {width}": Formed(blocks(width)) for width in (64, 96, 120)}
-    else:
-        samplers = {
-            f"{impl} {select}": sampler(impl, select, True)
-            for select in selections
-            for impl in ("static", "compiled")
-        }
-        if device == "cpu" and "rank" in selections:
-            # What other devices run.
-            samplers |= {
-                f"{impl} rank in torch": sampler(impl, "rank", False)
-                for impl in ("static", "compiled")
-            }
-    runs: dict[str, Run] = {LOOP: loop}
-    for name, own in samplers.items():
-        runs[name] = lambda labels, own=own: own(labels, **request)
-    return runs
+Run = Callable[[], Any]
 
 
 def measure(
     work: Work, threads: int, rounds: int, device: str, selections: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row an implementation."""
-    labels, runs = work.labels(device), implementations(work, selections, device)
     torch.set_num_threads(threads)
-    compile_s = {name: warm_up(run, labels) for name, run in runs.items()}
-    timers = {
-        name: Timer("run(labels)", globals={"run": run, "labels": labels}, num_threads=threads)
-        for name, run in runs.items()
-    }
-    once = {name: timer.timeit(1).mean for name, timer in timers.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, timer in timers.items():
-            number = max(1, min(50, int(BLOCK_SECONDS / once[name])))
-            times[name].append(timer.timeit(number).mean * 1e3)
+    labels = work.labels(device)
+    inputs = (work.inputs(device),) if work.balanced else ()
+    implementations = peers(work, selections, device)
+    runs, first = {}, {}
+    for name, peer in implementations.items():
+        runs[name] = bind(peer, labels, inputs)
+        first[name] = warm_up(work, peer, runs[name], labels)
+    times = time_in_turn(runs, threads, rounds, device)
+    baseline = next(iter(times.values()))
     return [
-        summarize(work, name, threads, times[name], times[LOOP])
-        | {"first_s": round(compile_s[name], 1) if "compiled" in name else ""}
-        | ({"ops": "", "waits": ""} if "compiled" in name else count(runs[name], labels))
-        for name in runs
+        summarize(work, name, threads, times[name], baseline)
+        | count("compiled" in name, run)
+        | {
+            "peak_mb": round(peak_bytes(run, device) / 1e6, 3),
+            "first_s": round(first[name], 1) if "compiled" in name else "",
+            "note": implementations[name].note,
+        }
+        for name, run in runs.items()
     ]
 
 
-def warm_up(run: Run, labels: Tensor) -> float:
+def bind(peer: Peer, labels: Tensor, inputs: tuple[Tensor, ...]) -> Run:
+    prepared = peer.prepare(labels)
+    return lambda: peer.run(*inputs, prepared)
+
+
+def warm_up(work: Work, peer: Peer, run: Run, labels: Tensor) -> float:
+    """Seconds of the first call."""
     begin = time.perf_counter()
-    run(labels)
+    result = run()
     first = time.perf_counter() - begin
+    check(work, peer, result, labels)
     for _ in range(2):
-        run(labels)
+        run()
     return first
 
 
-def count(run: Run, labels: Tensor) -> dict[str, Any]:
+def time_in_turn(
+    runs: dict[str, Run], threads: int, rounds: int, device: str
+) -> dict[str, list[float]]:
+    """Milliseconds a call, for each round."""
+    timers = {name: timer(run, threads, device) for name, run in runs.items()}
+    once = {name: timed(1) for name, timed in timers.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, timed in timers.items():
+            times[name].append(timed(max(1, min(50, int(BLOCK_SECONDS / once[name])))) * 1e3)
+    return times
+
+
+def timer(run: Run, threads: int, device: str) -> Callable[[int], float]:
+    """Seconds a call, over so many calls; on CUDA by events."""
+    if not device.startswith("cuda"):
+        own = Timer("run()", globals={"run": run}, num_threads=threads)
+        return lambda number: float(own.timeit(number).mean)
+
+    def timed(number: int) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        begin.record()
+        for _ in range(number):
+            run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / number
+
+    return timed
+
+
+def count(is_compiled: bool, run: Run) -> dict[str, Any]:
     """Operations, and those among them that would make a GPU wait."""
+    if is_compiled:  # the counter would run it eagerly
+        return {"ops": "", "waits": ""}
     with count_data_dependent_ops() as ops:
-        run(labels)
+        run()
     return {"ops": ops.num_ops, "waits": len(ops.data_dependent)}
 
 
 def summarize(
-    work: Work, name: str, threads: int, times: list[float], loop: list[float]
+    work: Work, name: str, threads: int, times: list[float], baseline: list[float]
 ) -> dict[str, Any]:
     p20, _, _, p80 = quantiles(times, n=5)
-    speedup = median(base / own for base, own in zip(loop, times, strict=True))
+    speedup = median(base / own for base, own in zip(baseline, times, strict=True))
     return {
         "work": work.name,
         "B": work.batch,
@@ -161,9 +147,9 @@ def versions(device: str) -> dict[str, str]:
         text=True,
         check=False,
     ).stdout.strip()
-    gpu = torch.cuda.get_device_name() if device.startswith("cuda") else device
     return {
-        "device": gpu,
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "torch": torch.__version__,
         "detectron2": detectron2.__version__,
         "commit": commit or "unknown",
@@ -172,15 +158,35 @@ def versions(device: str) -> dict[str, str]:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", nargs="+", choices=WORKS, default=["rpn", "roi"])
+    parser.add_argument(
+        "--work", nargs="+", choices=WORKS, help="named works (default: rpn and roi)"
+    )
+    parser.add_argument(
+        "--shape",
+        nargs=3,
+        type=int,
+        action="append",
+        metavar=("B", "N", "K"),
+        help="K of N candidates, half of them positive, in B rows; may be repeated",
+    )
     parser.add_argument("--select", nargs="+", choices=("rank", "topk"), default=["rank"])
     parser.add_argument("--threads", nargs="+", type=int, default=[torch.get_num_threads()])
     parser.add_argument("--rounds", type=int, default=15, help="at least 2 (default: 15)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     args = parser.parse_args()
+    check_args(parser, args)
+    return args
+
+
+def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.rounds < 2 or min(args.threads) < 1:
         parser.error("--rounds is at least 2 and --threads at least 1")
+    for batch, candidates, num_samples in args.shape or ():
+        if batch < 1 or not 1 <= num_samples <= candidates:
+            parser.error(
+                f"--shape {batch} {candidates} {num_samples}: B is at least 1, K from 1 to N"
+            )
     if args.device.split(":")[0] not in ("cpu", "cuda"):
         parser.error(f"--device {args.device}: cpu or cuda")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
@@ -191,15 +197,20 @@ def parse_args() -> argparse.Namespace:
             args.csv.touch()
         except OSError as error:
             parser.error(f"--csv {args.csv}: {error}")
-    return args
+
+
+def works_of(args: argparse.Namespace) -> list[Work]:
+    names = args.work or ([] if args.shape else ["rpn", "roi"])
+    named = [work for name in names for work in WORKS[name]()]
+    return named + [half("custom", *shape) for shape in args.shape or ()]
 
 
 def main() -> None:
     args = parse_args()
     torch.manual_seed(0)
-    jobs = [
-        (work, threads) for name in args.work for work in WORKS[name]() for threads in args.threads
-    ]
+    # A peer that compiles every shape anew is not to stop at the eighth.
+    torch._dynamo.config.recompile_limit = 64
+    jobs = [(work, threads) for work in works_of(args) for threads in args.threads]
     rows = []
     for work, threads in tqdm(jobs, unit="shape"):
         rows += measure(work, threads, args.rounds, args.device, args.select)

@@ -99,10 +99,21 @@ class count_data_dependent_ops(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Count one operation and run it."""
-        self.num_ops += 1
-        if _depends_on_data(func, args, kwargs or {}):
-            self.data_dependent.append(DataDependentOp(func._schema.name, *_issued_at()))
+        depends = _depends_on_data(func, args, kwargs or {})
+        name = func._schema.name
+        self.record(name, DataDependentOp(name, *_issued_at()) if depends else None)
         return func(*args, **(kwargs or {}))
+
+    def record(self, name: str, data_dependent: DataDependentOp | None) -> None:
+        """Count one operation that is about to run; a subclass may keep more of it.
+
+        Args:
+            name: as ``aten::nonzero``.
+            data_dependent: the operation and its line where it depends on data, else None.
+        """
+        self.num_ops += 1
+        if data_dependent:
+            self.data_dependent.append(data_dependent)
 
 
 def _depends_on_data(

@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from d2_static_sampler.engine.peak_memory import peak_bytes
 from d2_static_sampler.samplers.selection.planes import BLOCK_WIDTH
 
 from ..helpers import STATIC_WAYS, sampler_by
-
-
-def peak_bytes(function) -> int:
-    """The most that lives at once of what ``function`` allocates: of NumPy's and of torch's."""
-    return peak_bytes_of_numpy(function) + peak_bytes_of_torch(function)
-
-
-def peak_bytes_of_numpy(function) -> int:
-    tracemalloc.start()
-    try:
-        function()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def peak_bytes_of_torch(function) -> int:
-    """In a thread of its own."""
-
-    def run():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-            function()
-        events = prof.profiler.kineto_results.events()
-        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
-        live = 0
-        for _, size in sorted(changes, key=lambda change: change[0]):
-            live += size
-            peak[0] = max(peak[0], live)
-
-    peak = [0]
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return peak[0]
 
 
 def test_the_count_sees_what_is_allocated():

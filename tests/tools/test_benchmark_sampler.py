@@ -23,7 +23,7 @@ def test_a_row_an_implementation_and_shape(tmp_path):
     assert done.returncode == 0, done.stderr
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 2 * 5 * 7
+    assert len(rows) == 2 * 2 * 6 * 7
     assert {row["implementation"] for row in rows} == {
         "Detectron2's loop", "NumPy table", "NumPy blocks",
         "table", "blocks of 64", "blocks of 96", "blocks of 120",
@@ -33,8 +33,46 @@ def test_a_row_an_implementation_and_shape(tmp_path):
         assert 0 < float(row["p20_ms"]) <= float(row["p50_ms"]) <= float(row["p80_ms"])
         assert int(row["waits"]) == (2 * int(row["B"]) if is_loop else 0)
         assert not is_loop or float(row["speedup"]) == 1
+        assert float(row["peak_mb"]) > 0
         assert row["torch"]
         assert row["commit"]
+
+
+def test_every_peer_does_the_same_work(tmp_path):
+    """Or its row says how it differs."""
+    path = tmp_path / "rows.csv"
+    done = run("--work", "small", "--shape", "2", "300", "300", "--select", "rank", "topk",
+               "--rounds", "2", "--threads", "1", "--csv", str(path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    labels, balanced = 5 * 8, 5
+    assert len(rows) == labels + balanced
+    assert {row["work"] for row in rows} == {"RPN", "ROI", "balanced", "custom"}
+    notes = {row["implementation"]: row["note"] for row in rows if row["note"]}
+    assert set(notes) == {"torchvision", "top-k keys", "top-k keys, compiled"}
+    for row in rows:
+        assert (row["ops"] == "") == ("compiled" in row["implementation"])
+        assert (row["first_s"] != "") == ("compiled" in row["implementation"])
+        if "static" in row["implementation"]:
+            assert row["waits"] == "0"
+
+
+def test_a_peer_that_does_other_work_is_found():
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        from benchmark_peers import Peer, check
+        from benchmark_works import roi
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
+    work = roi(1)
+    labels = work.labels("cpu")
+    right = (labels[0] == 1).nonzero()[:128, 0], (labels[0] == 80).nonzero()[:384, 0]
+    peer = Peer(lambda labels: None, picks=lambda result: result)
+    check(work, peer, [right], labels)
+    for wrong in (right[::-1], (right[0][:-1], right[1]), (right[0][[0] * 128], right[1])):
+        with pytest.raises(AssertionError, match="not 128 positives and 384 negatives"):
+            check(work, peer, [wrong], labels)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +83,9 @@ def test_a_row_an_implementation_and_shape(tmp_path):
         (["--rounds", "1"], "--rounds is at least 2"),
         (["--threads", "0"], "--threads at least 1"),
         (["--device", "tpu"], "--device tpu: cpu or cuda"),
+        (["--shape", "0", "9", "3"], "--shape 0 9 3: B is at least 1"),
+        (["--shape", "1", "9", "10"], "--shape 1 9 10: B is at least 1, K from 1 to N"),
+        (["--shape", "1", "9", "0"], "--shape 1 9 0"),
         (["--csv", "/proc/nothing/rows.csv"], "/proc/nothing"),
     ],
 )

@@ -1,0 +1,233 @@
+"""The phases inside a training step of Detectron2: where one begins, and what runs in each.
+
+- match: labelling the anchors and the proposals, without the sampling
+- sample: the sampling alone, Detectron2's or an installed sampler's
+- loss: the losses of every head
+- pooler: cutting the features of the regions out
+- nms: choosing the RPN's proposals
+- logging: what goes to the event storage. Where Detectron2 reads a figure in the function that
+  computes it (``.item()`` in a loss), reading it belongs to that function's phase.
+- other: everything else, such as the backbone
+
+Phases nest; what runs belongs to the innermost one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from detectron2.modeling.poolers import ROIPooler
+from detectron2.modeling.proposal_generator import rpn, rrpn
+from detectron2.modeling.roi_heads import fast_rcnn, keypoint_head, mask_head, roi_heads
+from detectron2.utils.events import EventStorage
+from torch import nn
+from torch.profiler import record_function
+
+from .op_counter import DataDependentOp, count_data_dependent_ops
+from .step_timer import _replaced
+
+OTHER = "other"
+PHASES = ("match", "sample", "loss", "pooler", "nms", "logging", OTHER)
+
+# Functions that Detectron2's modules find by these names.
+_FUNCTIONS = (
+    (rpn, "subsample_labels", "sample"),
+    (roi_heads, "subsample_labels", "sample"),
+    (rpn, "find_top_rpn_proposals", "nms"),
+    (rrpn, "find_top_rrpn_proposals", "nms"),
+    (mask_head, "mask_rcnn_loss", "loss"),
+    (keypoint_head, "keypoint_rcnn_loss", "loss"),
+    (fast_rcnn, "_log_classification_stats", "logging"),
+)
+# Methods of any module in the model.
+_METHODS = {
+    "label_and_sample_anchors": "match",
+    "label_and_sample_proposals": "match",
+    "_match_and_label_boxes": "match",  # the later stages of a cascade
+    "losses": "loss",
+    "visualize_training": "logging",
+}
+STEP = "step"  # the range around all phases of a step
+_SYNCHRONIZATIONS = {"cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize"}
+
+
+class StepPhases:
+    """Knows in which phase a model is, while :meth:`watch` wraps the borders of its phases.
+
+    Args:
+        trace: make every stretch of a phase a range of ``torch.profiler`` too. Not under a
+            counter of operations, which would count the ranges.
+    """
+
+    def __init__(self, *, trace: bool = False) -> None:
+        self._trace = trace
+        self._stack = [OTHER]
+
+    @property
+    def current(self) -> str:
+        """The innermost phase at this moment."""
+        return self._stack[-1]
+
+    @contextlib.contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        """What runs inside belongs to ``phase``."""
+        self._stack.append(phase)
+        try:
+            with record_function(phase) if self._trace else contextlib.nullcontext():
+                yield
+        finally:
+            self._stack.pop()
+
+    @contextlib.contextmanager
+    def watch(self, model: nn.Module, storage: EventStorage) -> Iterator[None]:
+        """Follow ``model``, which logs to ``storage``, until the context ends."""
+        with contextlib.ExitStack() as wrappers:
+            for owner, name, phase in _borders(model, storage):
+                function = self._within(phase, getattr(owner, name))
+                wrappers.enter_context(_replaced(owner, name, function))
+            yield
+
+    def _within(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function, updated=())
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with self.span(phase):
+                return function(*args, **kwargs)
+
+        return within
+
+
+def _borders(model: nn.Module, storage: EventStorage) -> Iterator[tuple[Any, str, str]]:
+    """Owner and name of every function at the border of a phase, and the phase."""
+    yield from _FUNCTIONS
+    for module in model.modules():
+        for name, phase in _METHODS.items():
+            if inspect.isroutine(getattr(module, name, None)):
+                yield module, name, phase
+        if "_label_sampler" in vars(module):
+            yield module, "_label_sampler", "sample"
+        if isinstance(module, ROIPooler):
+            yield module, "forward", "pooler"
+    for name in dir(storage):
+        if name.startswith("put_"):
+            yield storage, name, "logging"
+
+
+class count_ops_by_phase(count_data_dependent_ops):
+    """Counts operations as its base does, and keeps the phase of each.
+
+    Attributes:
+        ops: how often each operation ran in each phase, by (phase, name).
+        issued: (phase, operation) of those that depend on data, in their order.
+    """
+
+    def __init__(self, phases: StepPhases) -> None:
+        super().__init__()
+        self.ops: Counter[tuple[str, str]] = Counter()
+        self.issued: list[tuple[str, DataDependentOp]] = []
+        self._phases = phases
+
+    def record(self, name: str, data_dependent: DataDependentOp | None) -> None:
+        """Count one operation in the current phase."""
+        super().record(name, data_dependent)
+        self.ops[self._phases.current, name] += 1
+        if data_dependent:
+            self.issued.append((self._phases.current, data_dependent))
+
+
+class CapturedGraphs:
+    """The graphs that compiled samplers capture for Inductor, while :meth:`watch` looks on.
+
+    A graph's operations are counted in a run of the captured graph itself, on the inputs of its
+    first call.
+
+    Attributes:
+        counts: one count of operations for each graph that has been called, in order.
+        num_captured: how many graphs were captured.
+        num_breaks: how often torch.compile broke a graph.
+    """
+
+    def __init__(self) -> None:
+        self.counts: list[count_ops_by_phase] = []
+        self.num_captured = 0
+        self.num_breaks = 0
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Look at every graph that is captured until the context ends."""
+        lookup_backend = torch._dynamo.lookup_backend
+
+        def lookup(name: str) -> Callable[..., Any]:
+            return functools.partial(self._compile, lookup_backend(name))
+
+        before = _graph_breaks()
+        with _replaced(torch._dynamo, "lookup_backend", lookup):
+            yield
+        self.num_breaks += _graph_breaks() - before
+
+    def _compile(
+        self, compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: list[Any]
+    ) -> Callable[..., Any]:
+        self.num_captured += 1
+        captured = copy.deepcopy(graph)  # a compiler may change the one it is given
+        compiled = compiler(graph, inputs)
+        is_counted = False
+
+        def run(*args: Any) -> Any:
+            nonlocal is_counted
+            if not is_counted:
+                is_counted = True
+                self.counts.append(_count(captured, args))
+            return compiled(*args)
+
+        return run
+
+
+def _graph_breaks() -> int:
+    return torch._dynamo.utils.counters["graph_break"].total()
+
+
+def _count(graph: torch.fx.GraphModule, args: tuple[Any, ...]) -> count_ops_by_phase:
+    with count_ops_by_phase(StepPhases()) as count:
+        graph(*args)
+    return count
+
+
+def count_waits(events: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Where a step waited for the device, from the events of a Chrome trace of torch.profiler.
+
+    Returns:
+        "synchronizations" of a stream, a device or an event, and "copies" from the device to the
+        host, each a count by phase. Only what the host asked for within the range ``STEP``.
+    """
+    ranges = [event for event in events if event.get("cat") == "user_annotation"]
+    copies = {
+        event["args"]["correlation"]
+        for event in events
+        if event.get("cat") == "gpu_memcpy" and "DtoH" in event["name"]
+    }
+    waits: dict[str, Counter[str]] = {"synchronizations": Counter(), "copies": Counter()}
+    for call in events:
+        if call.get("cat") not in ("cuda_runtime", "cuda_driver"):
+            continue
+        is_copy = call.get("args", {}).get("correlation") in copies
+        if is_copy or call["name"] in _SYNCHRONIZATIONS:
+            around = [each for each in ranges if _contains(each, call["ts"])]
+            if any(each["name"] == STEP for each in around):
+                waits["copies" if is_copy else "synchronizations"][_innermost(around)] += 1
+    return waits
+
+
+def _contains(range_: dict[str, Any], moment: float) -> bool:
+    return range_["ts"] <= moment <= range_["ts"] + range_["dur"]
+
+
+def _innermost(ranges: list[dict[str, Any]]) -> str:
+    phases = [(each["ts"], -each["dur"], each["name"]) for each in ranges if each["name"] in PHASES]
+    return max(phases)[2] if phases else OTHER
