@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := .venv/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint clean
+.PHONY: help setup train test lint bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,14 @@ lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(STAMP)  ## measure everything at small sizes, into output/bench (under 5 minutes)
+	$(BIN)/python tools/benchmark_sampler.py --work small --select rank topk --rounds 5 \
+		--csv output/bench/sampler.csv
+	$(BIN)/python tools/benchmark_train.py --synthetic 160 160 --images 2 --steps 12 --warmup 3 \
+		--csv output/bench/train.csv
+	$(BIN)/python tools/profile_step.py --images 1 2 --output output/bench/profile
+	$(BIN)/python tools/plot_results.py output/bench/sampler.csv output/bench/train.csv
 
 clean:  ## remove .venv, builds and caches (data sets and outputs stay)
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

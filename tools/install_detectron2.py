@@ -1,6 +1,6 @@
 """Install the pure-Python part of Detectron2 0.6, where no Detectron2 can be imported yet.
 
-    python tools/install_detectron2.py [--archive FILE]
+    python tools/install_detectron2.py [--archive FILE | --download FOLDER]
 
 PyPI has no `detectron2`, only release 0.6 without the C++ operators, as the source archive of
 `pb1-detectron2`. This script lets pip fetch it, checks its hash, applies `PATCHES` and installs it
@@ -118,13 +118,17 @@ package-data = {{ "detectron2.model_zoo" = ["configs/**/*.yaml", "configs/**/*.p
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--archive", type=Path, help=f"{SOURCE} {VERSION}'s source, fetched before")
+    parser.add_argument("--download", type=Path, help="only fetch that source into this folder")
     args = parser.parse_args(argv)
     found = find_detectron2()
-    if found:
+    if found and not args.download:
         print(f"install_detectron2: {found} is already here; nothing to do")
         return 0
     try:
         check_requirements()
+        if args.download:
+            print(f"install_detectron2: {download(args.download)}")
+            return 0
         with tempfile.TemporaryDirectory() as folder:
             install(args.archive or download(Path(folder)), Path(folder, "source"))
     except InstallError as error:
@@ -155,10 +159,11 @@ def check_requirements() -> None:
 
 def download(folder: Path) -> Path:
     """Let pip fetch the archive; the hash stops pip before it runs a wrong archive's setup.py."""
-    requirement = folder / "requirement.txt"
-    requirement.write_text(f"{SOURCE}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
-    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-    result = run_pip("download", *options, "--dest", str(folder), "--requirement", str(requirement))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirement:
+        print(f"{SOURCE}=={VERSION} --hash=sha256:{SHA256}", file=requirement, flush=True)
+        options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        options += ["--dest", str(folder), "--requirement", requirement.name]
+        result = run_pip("download", *options)
     if result.returncode:
         raise InstallError(
             f"pip did not get {SOURCE} {VERSION} ({last_error(result)}); give the archive, fetched "

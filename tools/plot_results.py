@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 SAMPLER_COLUMNS = {"work", "B", "N", "implementation", "speedup", "waits"}
-TRAIN_COLUMNS = {"impl", "images", "forward_ms_p50", "total_ms_p50"}
+TRAIN_COLUMNS = {"impl", "images", "forward_p50_ms", "total_p50_ms"}
 BY_SIZE = ("study", "balanced")  # works that differ in N; the others differ in B
 STYLE = {
     "font.size": 9,
@@ -99,7 +99,7 @@ def draw_waits(rows: list[Row]) -> Figure | None:
 def draw_phases(rows: list[Row]) -> Figure:
     """The median step of each implementation, stacked by phase."""
     phases = [
-        (name, f"{name}_ms_p50") for name in ("data", "forward", "backward", "optimizer", "other")
+        (name, f"{name}_p50_ms") for name in ("data", "forward", "backward", "optimizer", "other")
     ]
     groups = _split(rows, lambda row: row["images"])
     figure, axes = _panels(len(groups))

@@ -31,7 +31,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from .op_counter import DataDependentOp, count_data_dependent_ops
-from .step_timer import _replaced
+from .step_timer import replaced
 
 OTHER = "other"
 PHASES = ("match", "sample", "loss", "pooler", "nms", "logging", OTHER)
@@ -51,6 +51,7 @@ _METHODS = {
     "label_and_sample_anchors": "match",
     "label_and_sample_proposals": "match",
     "_match_and_label_boxes": "match",  # the later stages of a cascade
+    "label_anchors": "match",  # a dense detector
     "losses": "loss",
     "visualize_training": "logging",
 }
@@ -91,7 +92,7 @@ class StepPhases:
         with contextlib.ExitStack() as wrappers:
             for owner, name, phase in _borders(model, storage):
                 function = self._within(phase, getattr(owner, name))
-                wrappers.enter_context(_replaced(owner, name, function))
+                wrappers.enter_context(replaced(owner, name, function))
             yield
 
     def _within(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +168,7 @@ class CapturedGraphs:
             return functools.partial(self._compile, lookup_backend(name))
 
         before = _graph_breaks()
-        with _replaced(torch._dynamo, "lookup_backend", lookup):
+        with replaced(torch._dynamo, "lookup_backend", lookup):
             yield
         self.num_breaks += _graph_breaks() - before
 

@@ -107,10 +107,10 @@ class StepTimer:
     def _wrap_all(self, times: StepTimes, wrappers: contextlib.ExitStack) -> None:
         def wrap(owner: Any, name: str, span: str) -> None:
             function = _timed(getattr(owner, name), span, times)
-            wrappers.enter_context(_replaced(owner, name, function))
+            wrappers.enter_context(replaced(owner, name, function))
 
         forward = _counting_forward(self.model.forward, times)
-        wrappers.enter_context(_replaced(self.model, "forward", forward))
+        wrappers.enter_context(replaced(self.model, "forward", forward))
         wrap(torch.autograd, "backward", "backward")  # what Tensor.backward calls
         wrap(self.optimizer, "step", "optimizer")
         # Detectron2's own sampling, which its heads find by this name.
@@ -144,7 +144,7 @@ def _counting_forward(forward: Callable[..., Any], times: StepTimes) -> Callable
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Bind ``owner.name`` to ``value``, past any ``__setattr__`` of an instance, and back."""
     unset = object()
     before = vars(owner).get(name, unset)

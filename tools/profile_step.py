@@ -1,0 +1,227 @@
+#!/usr/bin/env python
+"""Which operations of a training step make a device wait, by phase and line.
+
+For each IMPL and number of images, on random weights and made-up images: the operations of a
+training forward, with the lines of those that depend on data, and the trace of a whole step for
+ui.perfetto.dev or chrome://tracing. On CUDA also what waited in that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import detectron2
+import torch
+from detectron2.config import CfgNode
+from detectron2.utils.events import EventStorage
+from profile_model import make_batch, make_config, make_model
+from profile_report import report
+from torch.profiler import profile, record_function
+from tqdm import tqdm
+
+from d2_static_sampler import LABEL_SAMPLER_REGISTRY, build_label_sampler, install_sampler
+from d2_static_sampler.config import check_sampler_config
+from d2_static_sampler.engine.step_phases import (
+    PHASES,
+    STEP,
+    CapturedGraphs,
+    StepPhases,
+    count_ops_by_phase,
+    count_waits,
+)
+from d2_static_sampler.samplers import CompiledSampler
+
+MIN_SIZE = 32  # smaller images leave no room for three boxes
+CONFIG_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
+
+
+def make_sampler(cfg: CfgNode, impl: str) -> Any:
+    """What ``install_sampler`` takes; one for all numbers of images, as in a training run."""
+    if impl == "naive":
+        return impl
+    cfg = cfg.clone()
+    cfg.MODEL.SAMPLER.IMPL = impl
+    return build_label_sampler(cfg, **({"use_numpy": False} if impl == "compiled" else {}))
+
+
+def measure(cfg: CfgNode, sampler: Any, batch: list[dict[str, Any]], trace: Path) -> dict[str, Any]:
+    """All figures of a sampler at one number of images; leaves the trace in a file."""
+    model = install_sampler(make_model(cfg), sampler, seed=cfg.MODEL.SAMPLER.SEED)
+    graphs, phases = CapturedGraphs(), StepPhases()
+    with EventStorage() as storage:
+        with graphs.watch():
+            run_step(model, batch)
+        with phases.watch(model, storage), count_ops_by_phase(phases) as count:
+            model(batch)
+        with StepPhases(trace=True).watch(model, storage), profile() as profiler:
+            run_step(model, batch)
+    profiler.export_chrome_trace(str(trace))
+    row = figures(count)
+    if isinstance(sampler, CompiledSampler):
+        hide_sampling(row)
+        row["graphs"] = graph_figures(graphs) | {"is_eager": sampler.is_eager}
+    if cfg.MODEL.DEVICE.startswith("cuda"):
+        waits = count_waits(json.loads(trace.read_text())["traceEvents"])
+        row["waits"] = {kind: by_phase(counts) for kind, counts in waits.items()}
+    return row
+
+
+def run_step(model: torch.nn.Module, batch: list[dict[str, Any]]) -> None:
+    """A training step at a rate of 0: the weights stay as they are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with record_function(STEP):
+        with record_function("forward"):
+            losses = model(batch)
+        with record_function("backward"):
+            sum(losses.values()).backward()
+        with record_function("optimizer"):
+            optimizer.step()
+    optimizer.zero_grad()
+
+
+def figures(count: count_ops_by_phase) -> dict[str, Any]:
+    """Counts by phase, how often each operation ran, and the lines of what depends on data."""
+    ops, names = Counter[str](), Counter[str]()
+    for (phase, name), times in count.ops.items():
+        ops[phase] += times
+        names[name] += times
+    return {
+        "data_dependent": by_phase(Counter(phase for phase, _ in count.issued)),
+        "ops": by_phase(ops),
+        "ops_by_name": dict(names.most_common()),
+        "lines": [
+            {"phase": phase, "op": op.name, "file": op.file, "line": op.line, "times": times}
+            for (phase, op), times in Counter(count.issued).items()
+        ],
+    }
+
+
+def graph_figures(graphs: CapturedGraphs) -> dict[str, Any]:
+    return {
+        "captured": graphs.num_captured,
+        "breaks": graphs.num_breaks,
+        "each": [figures(graph) for graph in graphs.counts],
+    }
+
+
+def by_phase(counts: Counter[str]) -> dict[str, Any]:
+    return {"total": counts.total(), "by_phase": {phase: counts[phase] for phase in PHASES}}
+
+
+def hide_sampling(row: dict[str, Any]) -> None:
+    """Take out what a counter saw of a compiled sampler: the static one, run eagerly."""
+    for counts in (row["data_dependent"], row["ops"]):
+        counts["total"] = counts["by_phase"]["sample"] = None
+    row["lines"] = [line for line in row["lines"] if line["phase"] != "sample"]
+    row["ops_by_name"] = None
+
+
+def describe(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures belong to."""
+    folder = str(Path(__file__).parent)
+    git = ["git", "-C", folder, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    on_cuda = cfg.MODEL.DEVICE.startswith("cuda")
+    return {
+        "config": str(args.config_file or "default"),
+        "overrides": " ".join(args.opts) or "none",
+        "size": "x".join(map(str, args.size)),
+        "device": torch.cuda.get_device_name(cfg.MODEL.DEVICE) if on_cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "detectron2": detectron2.__version__,
+        "commit": commit or "unknown",
+    }
+
+
+def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, CfgNode]:
+    """The command line and its config, checked: what is wrong stops here, in one line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--config-file", type=Path, metavar="YAML", help="default: a small Faster R-CNN, R18-FPN")
+    add("--impl", nargs="+", metavar="IMPL", default=["naive", "static", "compiled"],
+        help="naive, static, compiled or a registered name (default: these three)")  # fmt: skip
+    add("--images", nargs="+", type=int, metavar="N", default=[1, 2, 4, 8],
+        help="images in a step (default: 1 2 4 8)")  # fmt: skip
+    add("--size", nargs=2, type=int, metavar=("H", "W"), default=[256, 256],
+        help="of an image (default: 256 256)")  # fmt: skip
+    add("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    add("--output", type=Path, metavar="DIR", default=Path("output/profile_step"),
+        help="for the tables, figures and traces (default: output/profile_step)")  # fmt: skip
+    add("opts", nargs="*", metavar="KEY VALUE", help="changes to the config, at the end")
+    args = parser.parse_args(with_separator(arguments))
+    try:
+        return args, check(args)
+    except (AssertionError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = error.args[0] if isinstance(error, KeyError) else error
+        parser.error(" ".join(str(reason).split()))
+
+
+def with_separator(arguments: Sequence[str]) -> list[str]:
+    """Put "--" before the first KEY, which an option of many values would take for another one."""
+    for i, argument in enumerate(arguments):
+        follows_option = i > 0 and arguments[i - 1].startswith("--")
+        if CONFIG_KEY.fullmatch(argument) and not follows_option:
+            return [*arguments[:i], "--", *arguments[i:]]
+    return list(arguments)
+
+
+def check(args: argparse.Namespace) -> CfgNode:
+    args.impl, args.images = list(dict.fromkeys(args.impl)), list(dict.fromkeys(args.images))
+    names = sorted({"naive", *(name for name, _ in LABEL_SAMPLER_REGISTRY)})
+    require("--impl", args.impl, lambda impl: impl in names, f"choose from: {', '.join(names)}")
+    require("--images", args.images, lambda images: images >= 1, "at least 1")
+    require("--size", args.size, lambda size: size >= MIN_SIZE, f"at least {MIN_SIZE}")
+    cfg = make_config(args.config_file, args.device, args.opts)
+    check_sampler_config(cfg)
+    kind = cfg.MODEL.DEVICE.split(":")[0]
+    require("device", [cfg.MODEL.DEVICE], lambda _: kind in ("cpu", "cuda"), "cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {cfg.MODEL.DEVICE!r}, but this torch finds no CUDA device")
+    make_model(cfg)  # names in the config that nobody registered, say
+    args.output.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=args.output).close()
+    return cfg
+
+
+def require(
+    option: str, values: Iterable[Any], is_right: Callable[[Any], bool], choices: str
+) -> None:
+    for value in values:
+        if not is_right(value):
+            raise ValueError(f"{option} is {value!r}; {choices}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args, cfg = parse_args(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's lines would tear the bar
+    samplers = {impl: make_sampler(cfg, impl) for impl in args.impl}
+    works = tqdm([(impl, images) for impl in args.impl for images in args.images], unit="step")
+    rows = []
+    for impl, images in works:
+        works.set_description(f"{impl}, {images} images")
+        trace = args.output / f"trace_{impl}_{images}.json"
+        batch = make_batch(cfg, images, *args.size)
+        row = measure(cfg, samplers[impl], batch, trace)
+        rows.append({"impl": impl, "images": images, "trace": trace.name} | row)
+    about = describe(cfg, args)
+    text = report(rows, about)
+    (args.output / "profile.txt").write_text(text + "\n")
+    (args.output / "profile.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    print(f"{text}\n\nTables, figures and traces are in {args.output}")
+
+
+if __name__ == "__main__":
+    main()
