@@ -194,7 +194,7 @@ def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     if args.csv:
         try:
             args.csv.parent.mkdir(parents=True, exist_ok=True)
-            args.csv.touch()
+            args.csv.open("a").close()
         except OSError as error:
             parser.error(f"--csv {args.csv}: {error}")
 

@@ -70,7 +70,7 @@ part sampler "$python" tools/benchmark_sampler.py --work "${works[@]}" --select 
     --rounds "$rounds" --device "$device" --csv "$output/sampler.csv"
 part train "$python" tools/benchmark_train.py --config-file "$config" --images "${images[@]}" \
     --synthetic "${size[@]}" --steps "$steps" --warmup 3 --device "$device" \
-    --csv "$output/train.csv" MODEL.WEIGHTS ''
+    --csv "$output/train.csv" -- MODEL.WEIGHTS '' SOLVER.BASE_LR 1e-6
 part profile "$python" tools/profile_step.py --images 1 4 --device "$device" --output "$output/profile"
 part figures "$python" tools/plot_results.py "$output/sampler.csv" "$output/train.csv"
 echo "gpu_report: $output"
