@@ -88,7 +88,7 @@ WORKS: dict[str, Callable[[], Iterator[Work]]] = {
     "rpn": lambda: (rpn(batch) for batch in (1, 2, 4, 8, 16, 32)),
     "roi": lambda: (roi(batch) for batch in (1, 2, 4, 8, 16, 32)),
     "study": lambda: _studies("study", 32_000_000),
-    "balanced": lambda: _studies("balanced", 32_000_000),
+    "balanced": lambda: _studies("balanced", 10_000_000),
     "forms": lambda: (
         Work("forms", batch, n, k, 0.5, 0, torch.int8, n // 4, n // 10)
         for batch in (1, 8)
