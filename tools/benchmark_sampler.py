@@ -14,12 +14,17 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+
+# Read when torch is loaded. Compiled code and torch have a pool of threads each; those of one that
+# spin while they wait can make a small call of the other a hundred times slower.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import detectron2
 import torch

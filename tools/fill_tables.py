@@ -7,9 +7,9 @@ A table stands in a Markdown file between two comments, the first of which says 
     <!-- end -->
 
 ``rows`` are the columns of the CSV that tell the table's lines apart, ``columns`` the one whose
-values become columns, ``value`` what a cell shows (several, joined by "/"), ``where`` which lines
-of the CSV count (NAME:VALUE,...), ``of`` which columns to take, in this order (separated by "|").
-FILE is looked for beside the report.
+values become columns, ``value`` what a cell shows (several, joined by "/"; a line without any is
+left out), ``where`` which lines of the CSV count (NAME:VALUE,...), ``of`` which columns to take, in
+this order (separated by "|"). FILE is looked for beside the report.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def table(spec: str, folder: Path) -> str:
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         line = cells.setdefault(tuple(row[key] for key in keys), {})
-        line[row[column]] = " / ".join(number(row[name]) for name in options["value"].split("/"))
+        values = [row[name] for name in options["value"].split("/")]
+        if any(values):
+            line[row[column]] = " / ".join(map(number, values))
     names = options["of"].split("|") if "of" in options else list(dict.fromkeys(
         row[column] for row in rows
     ))  # fmt: skip
@@ -53,6 +55,7 @@ def table(spec: str, folder: Path) -> str:
         *(
             "| " + " | ".join([*map(number, key), *(line.get(name, "") for name in names)]) + " |"
             for key, line in cells.items()
+            if any(name in line for name in names)
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 SAMPLER_COLUMNS = {"work", "B", "N", "implementation", "speedup", "waits"}
 TRAIN_COLUMNS = {"impl", "images", "forward_p50_ms", "total_p50_ms"}
@@ -29,7 +29,8 @@ STYLE = {
     "figure.constrained_layout.use": True,
     "svg.hashsalt": "d2_static_sampler",  # equal files from equal rows
 }
-COLOURS = ("#444444", "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#999999")
+COLOURS = ("#444444", "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#999999",
+           "#7f3c8d", "#a5aa99", "#80ba5a", "#f2b701")  # fmt: skip
 
 Row = dict[str, str]
 
@@ -75,7 +76,7 @@ def draw_speedup(rows: list[Row]) -> Figure:
         ax.set_title(f"{work}, {fixed}{threads} thread{'s' * (threads != '1')}")
         ax.set_xlabel("candidates" if work in BY_SIZE else "images")
         _plain_ticks(ax, sorted({_x(row) for row in part}))
-    _legend(figure, axes[0])
+    _legend(figure, axes)
     return figure
 
 
@@ -92,7 +93,7 @@ def draw_waits(rows: list[Row]) -> Figure | None:
             points = sorted({(int(row["B"]), int(row["waits"])) for row in line})
             ax.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
         ax.set(title=work, xlabel="images", ylabel="operations that make a GPU wait")
-    _legend(figure, axes[0])
+    _legend(figure, axes)
     return figure
 
 
@@ -111,7 +112,7 @@ def draw_phases(rows: list[Row]) -> Figure:
             left = [a + b for a, b in zip(left, width, strict=True)]
         ax.set(title=f"{images} images a step", xlabel="ms")
         ax.invert_yaxis()
-    _legend(figure, axes[0])
+    _legend(figure, axes)
     return figure
 
 
@@ -131,7 +132,7 @@ def _split(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    return dict(zip(dict.fromkeys(names), COLOURS * 3, strict=False))
+    return dict(zip(dict.fromkeys(names), COLOURS * 2, strict=False))
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -148,12 +149,19 @@ def _plain_ticks(ax: Axes, x: list[int]) -> None:
     ax.set_xticks(x, [f"{value:,}" for value in x])
     ax.minorticks_off()
     ax.axhline(1, color="#444444", lw=0.8)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _legend(figure: Figure, ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+def _legend(figure: Figure, axes: list[Axes]) -> None:
+    by_label = {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        by_label.values(), by_label, loc="outside lower center", ncols=5, frameon=False, fontsize=8
+    )
 
 
 def main() -> None:
