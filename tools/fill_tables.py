@@ -85,7 +85,7 @@ def number(value: str) -> str:
         figure = float(value)
     except ValueError:
         return value
-    return f"{figure:.3g}" if abs(figure) < 1000 else f"{figure:,.0f}"
+    return f"{figure:#.3g}".rstrip(".") if abs(figure) < 1000 else f"{figure:,.0f}"
 
 
 def main() -> None:
