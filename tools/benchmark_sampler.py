@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import os
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +24,6 @@ from typing import Any
 # spin while they wait can make a small call of the other a hundred times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-import detectron2
 import torch
 from benchmark_peers import Peer, check, peers
 from benchmark_works import WORKS, Work, half
@@ -34,6 +31,7 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from tqdm import tqdm
+from versions import versions
 
 from d2_static_sampler.engine.op_counter import count_data_dependent_ops
 from d2_static_sampler.engine.peak_memory import peak_bytes
@@ -142,22 +140,6 @@ def summarize(
         "p50_ms": round(median(times), 4),
         "p80_ms": round(p80, 4),
         "speedup": round(speedup, 2),
-    }
-
-
-def versions(device: str) -> dict[str, str]:
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return {
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
-        "torch": torch.__version__,
-        "detectron2": detectron2.__version__,
-        "commit": commit or "unknown",
     }
 
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import os
 import shlex
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -28,7 +26,6 @@ from pathlib import Path
 # another process wants the core, and all figures with it. As the Makefile sets it for training.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-import detectron2
 import numpy as np
 import torch
 from benchmark_runs import ImplRun, Row, RunError, run_rounds, summarize
@@ -38,6 +35,7 @@ from detectron2.engine import default_argument_parser
 from tabulate import tabulate
 from tqdm import tqdm
 from train_net import merge_file
+from versions import versions
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY, add_sampler_config
 from d2_static_sampler.data import ensure_shapes
@@ -131,12 +129,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def describe(cfg: CfgNode, args: argparse.Namespace) -> Row:
     """What the figures belong to."""
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
     size = args.synthetic
     return {
         "config": Path(args.config_file).name,
@@ -144,12 +136,7 @@ def describe(cfg: CfgNode, args: argparse.Namespace) -> Row:
         "data": "synthetic {}x{}".format(*size) if size else " ".join(cfg.DATASETS.TRAIN),
         "steps": args.steps,
         "threads": torch.get_num_threads(),
-        "device": "cpu" if args.device == "cpu" else torch.cuda.get_device_name(args.device),
-        "torch": torch.__version__,
-        "detectron2": detectron2.__version__,
-        "commit": commit or "unknown",
-        "date": datetime.date.today().isoformat(),
-    }
+    } | versions(args.device)
 
 
 def format_table(rows: list[Row]) -> str:

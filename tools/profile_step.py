@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import detectron2
 import torch
 from detectron2.config import CfgNode
 from detectron2.utils.events import EventStorage
@@ -28,6 +26,7 @@ from profile_model import make_batch, make_config, make_model
 from profile_report import report
 from torch.profiler import profile, record_function
 from tqdm import tqdm
+from versions import versions
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY, build_label_sampler, install_sampler
 from d2_static_sampler.config import check_sampler_config
@@ -128,20 +127,12 @@ def hide_sampling(row: dict[str, Any]) -> None:
 
 def describe(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
     """What the figures belong to."""
-    folder = str(Path(__file__).parent)
-    git = ["git", "-C", folder, "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    on_cuda = cfg.MODEL.DEVICE.startswith("cuda")
     return {
         "config": str(args.config_file or "default"),
         "overrides": " ".join(args.opts) or "none",
         "size": "x".join(map(str, args.size)),
-        "device": torch.cuda.get_device_name(cfg.MODEL.DEVICE) if on_cuda else "cpu",
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "detectron2": detectron2.__version__,
-        "commit": commit or "unknown",
-    }
+    } | versions(cfg.MODEL.DEVICE)
 
 
 def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, CfgNode]:

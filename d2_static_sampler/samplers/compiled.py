@@ -7,6 +7,7 @@ at all: NumPy takes half of the time of the graph.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import types
@@ -63,12 +64,9 @@ class CompiledSampler(StaticSampler):
     def _take(
         self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
     ) -> LabelSample:
-        if not (
-            self.is_eager
-            or torch.compiler.is_compiling()
-            or is_in_torch_dispatch_mode()
-            or self._is_for_numpy(form, labels, words)
-        ):
+        if self._is_for_numpy(form, labels, words):
+            _say_once("Labels on a CPU are sampled in NumPy: there is nothing to compile")
+        elif not (self.is_eager or torch.compiler.is_compiling() or is_in_torch_dispatch_mode()):
             try:
                 sample = self._run_compiled(form, labels, words, request)
                 if self.num_graphs:
@@ -117,6 +115,11 @@ class CompiledSampler(StaticSampler):
         self.num_graphs += 1
         logger.info(f"Compiled graph {self.num_graphs} of the label sampler")
         return compiled
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    logger.info(message)
 
 
 def _taker(form: Form, request: SampleRequest) -> Callable[..., Taken]:

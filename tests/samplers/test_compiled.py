@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from d2_static_sampler import build_label_sampler
+from d2_static_sampler.samplers import compiled as compiled_module
 
 ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 
@@ -50,6 +51,19 @@ def test_words_of_any_layout_and_mode_use_the_same_graphs():
         compiled(labels, **ASKED, words=layout)
     assert compiled.num_graphs <= 2
     assert not compiled.is_eager
+
+
+def test_on_a_cpu_numpy_samples_and_it_says_so(caplog):
+    caplog.set_level("INFO")
+    compiled_module._say_once.cache_clear()
+    sampler, labels = build_label_sampler("compiled"), torch.randint(-1, 3, (3, 300))
+    words = torch.randint(1 << 62, (2, 3, 64))
+    expected = build_label_sampler("static")(labels, **ASKED, words=words)
+    for _ in range(2):
+        assert torch.equal(sampler(labels, **ASKED, words=words).index, expected.index)
+    assert sampler.num_graphs == 0
+    assert not sampler.is_eager
+    assert caplog.text.count("sampled in NumPy: there is nothing to compile") == 1
 
 
 def test_nothing_to_sample_is_no_failure_to_compile():

@@ -73,7 +73,7 @@ def test_the_known_counts_of_detectron2(tool, tmp_path, capsys):
     assert rows["naive", 2]["data_dependent"]["total"] == 83
     printed = capsys.readouterr().out
     assert printed.startswith((tmp_path / "profile.txt").read_text())
-    assert "config default, overrides none, size 256x256, device cpu, threads " in printed
+    assert "config default, overrides none, size 256x256, threads " in printed
     assert "detectron2/modeling/poolers.py:" in printed
 
 
