@@ -200,7 +200,7 @@ def summarize(log: list[Row], baseline: list[Row], rounds: list[int]) -> Row:
     row: Row = {}
     for name in (key.removesuffix("_ms") for key in log[0] if key.endswith("_ms")):
         times = [log[i][f"{name}_ms"] for i in rounds]
-        p20, _, _, p80 = quantiles(times, n=5)
+        p20, _, _, p80 = quantiles(times, n=5, method="inclusive")
         figures = {"p20": p20, "p50": median(times), "p80": p80}
         row |= {f"{name}_{key}_ms": round(value, 3) for key, value in figures.items()}
     ratios = [log[i]["total_ms"] / baseline[i]["total_ms"] for i in rounds]

@@ -127,7 +127,7 @@ def count(is_compiled: bool, run: Run) -> dict[str, Any]:
 def summarize(
     work: Work, name: str, threads: int, times: list[float], baseline: list[float]
 ) -> dict[str, Any]:
-    p20, _, _, p80 = quantiles(times, n=5)
+    p20, _, _, p80 = quantiles(times, n=5, method="inclusive")
     speedup = median(base / own for base, own in zip(baseline, times, strict=True))
     return {
         "work": work.name,
