@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
@@ -19,8 +20,9 @@ _YAML_KEYS = {
     "dataloader.train.total_batch_size": "SOLVER.IMS_PER_BATCH",
     "dataloader.train.dataset.names": "DATASETS.TRAIN",
     "dataloader.test.dataset.names": "DATASETS.TEST",
+    "model.roi_heads.num_classes": "MODEL.ROI_HEADS.NUM_CLASSES",
 }
-_SAMPLER = "sampler"
+ANY_NUMBER_OF_CLASSES = 1_000_000
 
 
 def yaml_config(lazy: DictConfig) -> CfgNode:
@@ -28,42 +30,42 @@ def yaml_config(lazy: DictConfig) -> CfgNode:
 
     ``lazy.sampler`` holds the keys of ``MODEL.SAMPLER`` in lower case; those that it leaves out,
     all of them where it is missing, have their defaults. Of the rest it takes what the checks of
-    a run look at: output folder, weights, device, iterations, batch and data sets.
+    a run look at: output folder, weights, device, iterations, batch, data sets and classes.
 
     Raises:
-        AssertionError: a key of ``lazy.sampler`` that does not exist.
-        ValueError: a value of another type than the key's default. Both name the YAML key;
-            :func:`lazy_message` puts the Lazy one there.
+        ValueError: a key of ``lazy.sampler`` that does not exist, or a value of another type
+            than the key's default.
     """
     cfg = get_cfg()
     add_sampler_config(cfg)
-    # Registered data sets can have more classes than the default, which no Lazy config knows.
-    cfg.MODEL.ROI_HEADS.NUM_CLASSES = _classes(lazy)
-    sampler = OmegaConf.select(lazy, _SAMPLER, default={})
-    pairs = {f"MODEL.SAMPLER.{key.upper()}": value for key, value in sampler.items()}
+    # Unless the config says it, a model has as many classes as the data set asks for.
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = ANY_NUMBER_OF_CLASSES
+    pairs = _sampler_values(lazy, sorted(cfg.MODEL.SAMPLER))
     for key, name in _YAML_KEYS.items():
         value = OmegaConf.select(lazy, key, default=None)
         if value is not None:
             pairs[name] = _names(value) if name.startswith("DATASETS.") else value
-    # A string in quotes stays a string: merge_from_list evaluates what it is given.
-    cfg.merge_from_list(
-        [x for key, value in pairs.items() for x in (key, repr(value))],
-    )
+    # merge_from_list evaluates what it is given: a string in quotes stays a string.
+    cfg.merge_from_list([x for key, value in pairs.items() for x in (key, repr(value))])
     return cfg
 
 
 def lazy_message(message: str) -> str:
-    """``message`` with the Lazy keys in the place of the YAML keys that :func:`yaml_config` sets."""
+    """``message`` with Lazy keys in the place of the YAML keys that they set."""
     for key, name in _YAML_KEYS.items():
         message = message.replace(name, key)
-    parts = message.split("MODEL.SAMPLER.")
-    words = [part.partition(" ") for part in parts[1:]]
-    return parts[0] + "".join(f"{_SAMPLER}.{key.lower()}{gap}{rest}" for key, gap, rest in words)
+    return re.sub(r"MODEL\.SAMPLER\.(\w+)", lambda key: f"sampler.{key[1].lower()}", message)
+
+
+def _sampler_values(lazy: DictConfig, known: list[str]) -> dict[str, Any]:
+    sampler = lazy.get("sampler", {})
+    choices = ", ".join(key.lower() for key in known)
+    if not hasattr(sampler, "items"):
+        raise ValueError(f"sampler is {sampler!r}; set one of its keys: {choices}")
+    if unknown := [key for key in sampler if str(key).upper() not in known]:
+        raise ValueError(f"sampler has {unknown[0]!r}; choose one of: {choices}")
+    return {f"MODEL.SAMPLER.{key.upper()}": value for key, value in sampler.items()}
 
 
 def _names(value: Any) -> tuple[str, ...]:
     return tuple(value) if isinstance(value, list | tuple | ListConfig) else (value,)
-
-
-def _classes(lazy: DictConfig) -> int:
-    return OmegaConf.select(lazy, "model.roi_heads.num_classes", default=None) or 1_000_000

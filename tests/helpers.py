@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import detectron2.modeling.proposal_generator.rpn as stock_rpn
+import detectron2.modeling.roi_heads.roi_heads as stock_roi_heads
+import pytest
 import torch
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import build_model
@@ -80,6 +83,29 @@ def step(model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, Ten
     }
     logged = {name: value for name, (value, _) in storage.latest().items()}
     return {name: loss.detach() for name, loss in losses.items()}, gradients, logged
+
+
+def record_picks(
+    model: nn.Module, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, list[list[tuple[Tensor, Tensor]]]]:
+    """What :func:`step` gives with stock, and stock's picks, a list a head.
+
+    Picking leaves torch's generator as it was: what a model draws behind it repeats in a replay.
+    """
+    picks: dict[str, list[tuple[Tensor, Tensor]]] = {"rpn": [], "roi": []}
+    with monkeypatch.context() as patch:
+        for key, module in (("rpn", stock_rpn), ("roi", stock_roi_heads)):
+
+            def record(*args: Any, key: str = key, stock: Any = module.subsample_labels) -> Any:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(len(picks[key]))
+                    picks[key].append(stock(*args))
+                return picks[key][-1]
+
+            patch.setattr(module, "subsample_labels", record)
+        torch.manual_seed(0)
+        result = step(model, batch)
+    return result, [calls for calls in picks.values() if calls]
 
 
 class ReplaySampler:

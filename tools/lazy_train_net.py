@@ -8,7 +8,6 @@ run has saved), --num-gpus, --num-machines, --resume, --eval-only, and key=value
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from typing import Any
 
@@ -59,7 +58,7 @@ def load_config(args: argparse.Namespace) -> DictConfig:
     if "total_batch_size" not in cfg.dataloader.train:
         # A loader of one's own shares its images as it likes.
         view.SOLVER.IMS_PER_BATCH = num_processes(args.num_gpus, args.num_machines)
-    if "evaluator" not in cfg.dataloader:
+    if cfg.dataloader.get("evaluator") is None:
         view.DATASETS.TEST = ()
     if any(name.startswith("shapes_") for name in (*view.DATASETS.TRAIN, *view.DATASETS.TEST)):
         ensure_shapes()
@@ -76,8 +75,8 @@ def build_model(cfg: DictConfig) -> nn.Module:
 
 
 def evaluate(cfg: DictConfig, model: nn.Module) -> dict[str, Any]:
-    """Results on dataloader.test; none where the config has no evaluator."""
-    if "evaluator" not in cfg.dataloader:
+    """Results on dataloader.test; none where the config has no evaluator, or null."""
+    if cfg.dataloader.get("evaluator") is None:
         return {}
     evaluator = instantiate(cfg.dataloader.evaluator)
     results = inference_on_dataset(model, instantiate(cfg.dataloader.test), evaluator)

@@ -17,7 +17,14 @@ from detectron2.utils.events import EventStorage
 
 from d2_static_sampler import install_sampler
 from d2_static_sampler.modeling import installed_samplers
-from tests.helpers import ReplaySampler, make_batch, small_config, small_model, step
+from tests.helpers import (
+    ReplaySampler,
+    make_batch,
+    record_picks,
+    small_config,
+    small_model,
+    step,
+)
 
 FASTER = ()
 MASK = ("MODEL.MASK_ON", True)
@@ -34,21 +41,6 @@ C4 = (
     "MODEL.RESNETS.STEM_OUT_CHANNELS", 16,
 )  # fmt: skip
 MODELS = {"rpn": (RPN_ONLY, ""), "faster": (FASTER, ""), "mask": (MASK, "polygon"), "c4": (C4, "")}
-
-
-def record_picks(model, batch, monkeypatch):
-    """Losses, gradients and logs of stock, and its picks, a list a head."""
-    picks = {"rpn": [], "roi": []}
-    for key, module in (("rpn", stock_rpn), ("roi", stock_roi_heads)):
-
-        def record(*args, key=key, stock=module.subsample_labels):
-            picks[key].append(stock(*args))
-            return picks[key][-1]
-
-        monkeypatch.setattr(module, "subsample_labels", record)
-    result = step(model, batch)
-    monkeypatch.undo()
-    return result, [calls for calls in picks.values() if calls]
 
 
 @pytest.mark.parametrize("num_gt", [(3,), (2, 3), (0, 3), (0, 0), (40, 1)])

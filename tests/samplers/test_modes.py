@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from d2_static_sampler import build_label_sampler
+from d2_static_sampler.samplers import draw_words
 
 from ..helpers import STATIC_WAYS, sampler_by
 
@@ -72,3 +74,55 @@ def test_threads_do_not_disturb_each_other(way):
         thread.join()
     assert wrong == []
     assert all(torch.equal(case[2], index) for case, index in zip(cases, expected, strict=True))
+
+
+@contextmanager
+def changed(switch, value, usual):
+    switch(value)
+    try:
+        yield
+    finally:
+        switch(usual)
+
+
+MODES = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "float16": lambda: changed(torch.set_default_dtype, torch.float16, torch.float32),
+    "float64": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
+    "on cpu": lambda: changed(torch.set_default_device, "cpu", None),
+    "on meta": lambda: changed(torch.set_default_device, "meta", None),
+    "deterministic": lambda: changed(torch.use_deterministic_algorithms, True, False),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("impl", [*STATIC_WAYS, "compiled"])
+def test_the_callers_modes_change_no_sample(impl, mode):
+    """Bit for bit, with given words and with drawn ones."""
+    sampler = sampler_by(impl)
+    asked = {"num_samples": 5, "positive_fraction": 0.5, "bg_label": 0}
+    labels = torch.randint(-1, 2, (64, 300), dtype=torch.int8)
+    words = draw_words((2, 64, 5), device=labels.device)
+    drawing = {"generator": torch.Generator().manual_seed(1)}
+    expected = sampler(labels, **asked, words=words), sampler(labels, **asked, **drawing)
+    drawing["generator"].manual_seed(1)
+    with MODES[mode]():
+        samples = sampler(labels, **asked, words=words), sampler(labels, **asked, **drawing)
+    for sample, plain in zip(samples, expected, strict=True):
+        assert torch.equal(sample.index, plain.index)
+        assert torch.equal(sample.num_pos, plain.num_pos)
+        assert torch.equal(sample.num_neg, plain.num_neg)
+    assert impl != "compiled" or not sampler.is_eager
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_words_are_uniform_in_the_callers_modes(mode):
+    """Mean and 62 bits, each within six standard deviations: false alarm below 2e-7 in all."""
+    with MODES[mode]():
+        words = draw_words((100_000,), device=torch.device("cpu"))
+    assert words.dtype == torch.int64
+    assert 0 <= int(words.min()) <= int(words.max()) < 1 << 62
+    mean = float(words.double().mean()) / (1 << 62)
+    assert abs(mean - 0.5) < 6 * (12 * 100_000) ** -0.5
+    ones = torch.stack([(words >> bit & 1).sum() for bit in range(62)])
+    assert (ones - 50_000).abs().max() < 6 * 100_000**0.5 / 2

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from scipy.stats import chi2, chisquare
 from torch import Tensor
 
 from d2_static_sampler import build_label_sampler
-from d2_static_sampler.samplers import draw_words, static
+from d2_static_sampler.samplers import static
 from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable, choose_form
 from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
 
@@ -202,55 +201,3 @@ def test_the_tests_see_words_of_too_few_bits():
     index = build_label_sampler("static")(labels, **asked).index
     assert p_of_places(index, 265_509, 512) < FALSE_ALARM
     assert p_of_pairs(index[:, 0], index[:, 0].roll(1) // 2, 265_509, 6) < FALSE_ALARM
-
-
-@contextmanager
-def changed(switch, value, usual):
-    switch(value)
-    try:
-        yield
-    finally:
-        switch(usual)
-
-
-MODES = {
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "float16": lambda: changed(torch.set_default_dtype, torch.float16, torch.float32),
-    "float64": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
-    "on cpu": lambda: changed(torch.set_default_device, "cpu", None),
-    "on meta": lambda: changed(torch.set_default_device, "meta", None),
-    "deterministic": lambda: changed(torch.use_deterministic_algorithms, True, False),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("impl", [*STATIC_WAYS, "compiled"])
-def test_the_callers_modes_change_no_sample(impl, mode, compiled):
-    """Bit for bit, with given words and with drawn ones."""
-    sampler = compiled if impl == "compiled" else sampler_by(impl)
-    asked = {"num_samples": 5, "positive_fraction": 0.5, "bg_label": 0}
-    labels = torch.randint(-1, 2, (64, 300), dtype=torch.int8)
-    words = draw_words((2, 64, 5), device=labels.device)
-    drawing = {"generator": torch.Generator().manual_seed(1)}
-    expected = sampler(labels, **asked, words=words), sampler(labels, **asked, **drawing)
-    drawing["generator"].manual_seed(1)
-    with MODES[mode]():
-        samples = sampler(labels, **asked, words=words), sampler(labels, **asked, **drawing)
-    for sample, plain in zip(samples, expected, strict=True):
-        assert torch.equal(sample.index, plain.index)
-        assert torch.equal(sample.num_pos, plain.num_pos)
-        assert torch.equal(sample.num_neg, plain.num_neg)
-    assert impl != "compiled" or not sampler.is_eager
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_words_are_uniform_in_the_callers_modes(mode):
-    """Mean and 62 bits, each within six standard deviations: false alarm below 2e-7 in all."""
-    with MODES[mode]():
-        words = draw_words((100_000,), device=torch.device("cpu"))
-    assert words.dtype == torch.int64
-    assert 0 <= int(words.min()) <= int(words.max()) < 1 << 62
-    mean = float(words.double().mean()) / (1 << 62)
-    assert abs(mean - 0.5) < 6 * (12 * 100_000) ** -0.5
-    ones = torch.stack([(words >> bit & 1).sum() for bit in range(62)])
-    assert (ones - 50_000).abs().max() < 6 * 100_000**0.5 / 2
