@@ -41,12 +41,12 @@ def test_a_row_an_implementation_and_shape(tmp_path):
 def test_every_peer_does_the_same_work(tmp_path):
     """Or its row says how it differs."""
     path = tmp_path / "rows.csv"
-    done = run("--work", "small", "--shape", "2", "300", "300", "--select", "rank", "topk",
-               "--rounds", "2", "--threads", "1", "--csv", str(path))  # fmt: skip
+    done = run("--work", "small", "--shape", "2", "300", "300", "--rounds", "2", "--threads", "1",
+               "--csv", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    labels, balanced = 5 * 8, 5
+    labels, balanced = 5 * 6, 5
     assert len(rows) == labels + balanced
     assert {row["work"] for row in rows} == {"RPN", "ROI", "balanced", "custom"}
     notes = {row["implementation"]: row["note"] for row in rows if row["note"]}
@@ -58,13 +58,11 @@ def test_every_peer_does_the_same_work(tmp_path):
             assert row["waits"] == "0"
 
 
-def test_a_peer_that_does_other_work_is_found():
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        from benchmark_peers import Peer, check
-        from benchmark_works import roi
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
+def test_a_peer_that_does_other_work_is_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from benchmark_peers import Peer, check
+    from benchmark_works import roi
+
     work = roi(1)
     labels = work.labels("cpu")
     right = (labels[0] == 1).nonzero()[:128, 0], (labels[0] == 80).nonzero()[:384, 0]
@@ -89,8 +87,12 @@ def test_a_peer_that_does_other_work_is_found():
         (["--csv", "/proc/nothing/rows.csv"], "/proc/nothing"),
     ],
 )
-def test_wrong_arguments_stop_at_once(args, message):
-    done = run(*args)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_stop_at_once(args, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, *args])
+    import benchmark_sampler
+
+    with pytest.raises(SystemExit) as stop:
+        benchmark_sampler.main()
+    assert stop.value.code != 0
+    assert message in capsys.readouterr().err
