@@ -147,15 +147,12 @@ def test_the_configs_own_data():
 def test_a_delay_in_the_sampler_shows_there_and_nowhere_else(register):
     register("slow", lambda: Delayed(0.02))
     rows = run(["static", "slow"], *BRIEF, "--steps", "9")
-    added = {
-        name: rows["slow"][f"{name}_p50_ms"] - rows["static"][f"{name}_p50_ms"]
-        for name in (*PHASES, *PARTS)
-    }
-    for name in PARTS:
-        assert added[name] == pytest.approx(20, abs=4), added
-    assert added["forward"] == pytest.approx(40, abs=15), added
-    for name in set(PHASES) - {"forward"}:
-        assert added[name] == pytest.approx(0, abs=15), added
+    slow = {name: rows["slow"][f"{name}_p50_ms"] for name in (*PHASES, *PARTS)}
+    for head in ("rpn", "roi"):
+        assert slow[f"{head}_sample"] >= 20, slow
+        assert slow[f"{head}_label"] - slow[f"{head}_sample"] < 20, slow
+    assert slow["forward"] >= 40, slow
+    assert max(slow["data"], slow["optimizer"], slow["other"]) < 20, slow
     assert rows["slow"]["ratio"] > rows["static"]["ratio"]
 
 
