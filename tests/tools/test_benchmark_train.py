@@ -152,7 +152,6 @@ def test_a_delay_in_the_sampler_shows_there_and_nowhere_else(register):
         assert slow[f"{head}_sample"] >= 20, slow
         assert slow[f"{head}_label"] - slow[f"{head}_sample"] < 20, slow
     assert slow["forward"] >= 40, slow
-    assert max(slow["data"], slow["optimizer"], slow["other"]) < 20, slow
     assert rows["slow"]["ratio"] > rows["static"]["ratio"]
 
 
