@@ -38,8 +38,7 @@ if [[ -n $bundle ]]; then
     # --system-site-packages would pass over a PyTorch that is in a virtual environment itself.
     packages "$python" >"$(packages "$output/venv/bin/python")/machine.pth"
     python=$output/venv/bin/python
-    install=("$python" -m pip --disable-pip-version-check --quiet install --no-index
-        --find-links "$bundle/wheels")
+    install=("$python" -m pip --disable-pip-version-check --quiet install --no-index -f "$bundle/wheels")
     "${install[@]}" "setuptools<81" wheel
     "$python" tools/list_requirements.py | xargs -d '\n' "${install[@]}"
     "${install[@]}" --no-build-isolation --no-deps .

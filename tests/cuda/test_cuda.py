@@ -57,7 +57,10 @@ def test_the_host_never_waits(impl, select):
         for _ in range(2):  # the first may compile
             sampler(labels, **ASKED)
         with no_synchronisation():
-            sampler(labels, **ASKED)
+            sample = sampler(labels, **ASKED)
+        assert sample.index.shape == (shape[0], 64)
+        assert (labels.gather(1, sample.index)[sample.is_pos] > 0).all()
+        assert (labels.gather(1, sample.index)[sample.is_neg] == 0).all()
 
 
 def test_the_watch_sees_a_wait():
