@@ -2,7 +2,7 @@
 
 What is compiled is the many small operations of a selection's ``take``. Counting the labels stays
 eager: on a CPU, Inductor's code for it takes three times as long. Ranks on a CPU are not compiled
-at all: NumPy takes half of the time of the graph.
+at all: NumPy takes half of the graph's time, and as long where batches are large.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class StaticSampler:
 
     Args:
         select: "rank", "topk" (random keys; its words are one for each candidate) or "auto".
-        use_numpy: whether a CPU selects by rank in NumPy, which takes half of the time or less;
+        use_numpy: whether a CPU selects by rank in NumPy, which mostly takes half of torch's time;
             it does so only where nobody traces, transforms or counts operations.
     """
 
