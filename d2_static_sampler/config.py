@@ -65,6 +65,10 @@ def _defaults() -> CfgNode:
     # the head and the number of the call. -1 draws from torch's global generator.
     # Without meaning for "naive".
     node.SEED = -1
+    # Whether the rest of the training step has fixed shapes too, so that the host never waits for
+    # the device but for the suppression of overlapping proposals; with "static" and "compiled".
+    # Parts of a model that are not Detectron2's own keep their step, with a warning.
+    node.STATIC_STEP = False
     # Measure every iteration: OUTPUT_DIR/step_times.jsonl and Detectron2's own logs.
     node.TIMING = True
     # Iterations between two lines of step times on the console.

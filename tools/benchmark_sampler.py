@@ -27,6 +27,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 from benchmark_peers import Peer, check, peers
 from benchmark_works import WORKS, Work, half
+from command_line import one_line
+from devices import check_device, check_memory, is_out_of_memory
 from tabulate import tabulate
 from torch import Tensor
 from torch.utils.benchmark import Timer
@@ -143,7 +145,7 @@ def summarize(
     }
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--work", nargs="+", choices=WORKS, help="named works (default: rpn and roi)"
@@ -163,7 +165,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, help="write the rows to this file")
     args = parser.parse_args()
     check_args(parser, args)
-    return args
+    return parser, args
 
 
 def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -174,10 +176,13 @@ def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             parser.error(
                 f"--shape {batch} {candidates} {num_samples}: B is at least 1, K from 1 to N"
             )
-    if args.device.split(":")[0] not in ("cpu", "cuda"):
-        parser.error(f"--device {args.device}: cpu or cuda")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error(f"--device {args.device}: this torch finds no CUDA device")
+    try:
+        check_device("--device", args.device)
+        for batch, candidates, num_samples in args.shape or ():
+            labels_and_order = 8 * (batch + 1) * candidates
+            check_memory(f"--shape {batch} {candidates} {num_samples}", labels_and_order)
+    except ValueError as error:
+        parser.error(one_line(error))
     if args.csv:
         try:
             args.csv.parent.mkdir(parents=True, exist_ok=True)
@@ -193,14 +198,22 @@ def works_of(args: argparse.Namespace) -> list[Work]:
 
 
 def main() -> None:
-    args = parse_args()
+    parser, args = parse_args()
     torch.manual_seed(0)
     # A peer that compiles every shape anew is not to stop at the eighth.
     torch._dynamo.config.recompile_limit = 64
     jobs = [(work, threads) for work in works_of(args) for threads in args.threads]
     rows = []
-    for work, threads in tqdm(jobs, unit="shape"):
-        rows += measure(work, threads, args.rounds, args.device, args.select)
+    with tqdm(jobs, unit="shape") as progress:
+        for work, threads in progress:
+            try:
+                rows += measure(work, threads, args.rounds, args.device, args.select)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                progress.close()
+                shape = f"{work.name} {work.batch} {work.candidates} {work.num_samples}"
+                parser.error(f"out of memory at B N K of {shape}: {one_line(error)}")
     about = versions(args.device)
     print(tabulate(rows, headers="keys", tablefmt="github"))
     print(", ".join(f"{key} {value}" for key, value in about.items()))

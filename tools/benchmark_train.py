@@ -29,9 +29,11 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import numpy as np
 import torch
 from benchmark_runs import ImplRun, Row, RunError, run_rounds, summarize
+from command_line import one_line
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog
 from detectron2.engine import default_argument_parser
+from devices import check_device, check_memory, is_out_of_memory
 from tabulate import tabulate
 from tqdm import tqdm
 from train_net import merge_file
@@ -85,6 +87,10 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     cfg.MODEL.SAMPLER.WARMUP_ITERS = args.warmup
     cfg.SOLVER.MAX_ITER = max(cfg.SOLVER.MAX_ITER, args.warmup + args.steps)
     args.images = args.images or [cfg.SOLVER.IMS_PER_BATCH]
+    if args.synthetic:
+        height, width = args.synthetic
+        batch = f"--images {max(args.images)} --synthetic {height} {width}"
+        check_memory(batch, max(args.images) * 3 * height * width)
     check_config(cfg, args.synthetic)
     if args.csv:
         args.csv.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +124,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, option)
         if value is not None and np.min(value) < limit:
             raise ValueError(f"--{option} is {value}; at least {limit}")
-    if args.device.split(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {args.device!r}; cpu or cuda")
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device is {args.device!r}: this torch finds no CUDA device")
+    check_device("--device", args.device)
     for key in args.opts[::2]:
         if key in OWN_OPTIONS:
             raise ValueError(f"{key} is what {OWN_OPTIONS[key]} sets")
@@ -201,14 +204,13 @@ def main(argv: list[str] | None = None) -> list[Row]:
         parser.exit(1, f"{parser.prog}: error: {one_line(error)} ({hint})\n")
     except RunError as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        parser.error(f"out of memory at {cfg.SOLVER.IMS_PER_BATCH} images: {one_line(error)}")
     print(format_table(rows))
     print(", ".join(f"{key} {value}" for key, value in about.items() if value))
     return [about | row for row in rows]
-
-
-def one_line(error: Exception) -> str:
-    reason = error.args[0] if isinstance(error, KeyError) else error
-    return " ".join(str(reason).split())
 
 
 def write_csv(path: Path | None, rows: list[Row]) -> None:

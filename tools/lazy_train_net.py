@@ -16,7 +16,6 @@ from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import LazyConfig, instantiate
 from detectron2.data import MetadataCatalog
 from detectron2.engine import (
-    AMPTrainer,
     SimpleTrainer,
     default_argument_parser,
     default_setup,
@@ -33,7 +32,7 @@ from torch import nn
 
 from d2_static_sampler import SamplerHook, install_sampler
 from d2_static_sampler.data import ensure_shapes
-from d2_static_sampler.engine import check_run, launch
+from d2_static_sampler.engine import amp_trainer, check_run, launch
 from d2_static_sampler.engine.launch import num_processes
 from d2_static_sampler.lazy import lazy_message, yaml_config
 
@@ -91,7 +90,7 @@ def build_trainer(cfg: DictConfig, model: nn.Module) -> SimpleTrainer:
     optimizer = instantiate(cfg.optimizer)
     # By its module: launch replaces it in processes on CPUs.
     model = defaults.create_ddp_model(model, **cfg.train.ddp)
-    trainer = AMPTrainer if cfg.train.amp.enabled else SimpleTrainer
+    trainer = amp_trainer(cfg.train.device) if cfg.train.amp.enabled else SimpleTrainer
     return trainer(model, instantiate(cfg.dataloader.train), optimizer)
 
 
@@ -99,12 +98,14 @@ def register_hooks(
     cfg: DictConfig, trainer: SimpleTrainer, checkpointer: DetectionCheckpointer
 ) -> None:
     """Detectron2's hooks, and the one for step times and the samplers' state."""
-    options = cfg.train
+    options, view = cfg.train, yaml_config(cfg)
+    # The processes of a run bring their step times together before a checkpoint.
+    view.SOLVER.CHECKPOINT_PERIOD = options.checkpointer.period
     registered = [
         hooks.IterationTimer(),
         hooks.LRScheduler(scheduler=instantiate(cfg.lr_multiplier)),
         hooks.EvalHook(options.eval_period, lambda: evaluate(cfg, trainer.model)),
-        SamplerHook(yaml_config(cfg)),
+        SamplerHook(view),
     ]
     if comm.is_main_process():
         writers = default_writers(options.output_dir, options.max_iter)

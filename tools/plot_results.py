@@ -7,12 +7,13 @@ What a file holds is told by its columns. Each figure is an SVG file, named afte
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from command_line import one_line
+from csv_rows import Row, read_rows
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
@@ -32,12 +33,10 @@ STYLE = {
 COLOURS = ("#444444", "#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#999999",
            "#7f3c8d", "#a5aa99", "#80ba5a", "#f2b701")  # fmt: skip
 
-Row = dict[str, str]
-
 
 def draw(path: Path, output: Path) -> list[Path]:
     """Draw all figures of one CSV file; returns their paths."""
-    rows = read(path)
+    rows = read_rows(path)
     columns = set(rows[0])
     if columns >= SAMPLER_COLUMNS:
         figures = {"speedup": draw_speedup(rows), "waits": draw_waits(rows)}
@@ -53,14 +52,6 @@ def draw(path: Path, output: Path) -> list[Path]:
     return written
 
 
-def read(path: Path) -> list[Row]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise ValueError(f"{path}: no rows")
-    return rows
-
-
 def draw_speedup(rows: list[Row]) -> Figure:
     """A panel a work, batch or number of threads; a line an implementation."""
     panels = _split(rows, lambda row: (row["work"], row["threads"], _fixed(row)))
@@ -70,7 +61,7 @@ def draw_speedup(rows: list[Row]) -> Figure:
     colours = _colours(row["implementation"] for row in rows)
     for ax, ((work, threads, fixed), part) in zip(axes, panels.items(), strict=False):
         for name, line in _split(part, lambda row: row["implementation"]).items():
-            points = sorted((_x(row), float(row["speedup"])) for row in line)
+            points = sorted((_x(row), row.figure("speedup")) for row in line)
             ax.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
         ax.set(xscale="log", yscale="log", ylabel="times as fast as the loop")
         ax.set_title(f"{work}, {fixed}{threads} thread{'s' * (threads != '1')}")
@@ -90,7 +81,7 @@ def draw_waits(rows: list[Row]) -> Figure | None:
     colours = _colours(row["implementation"] for row in rows)
     for ax, (work, part) in zip(axes, works.items(), strict=False):
         for name, line in _split(part, lambda row: row["implementation"]).items():
-            points = sorted({(int(row["B"]), int(row["waits"])) for row in line})
+            points = sorted({(row.count("B"), row.count("waits")) for row in line})
             ax.plot(*zip(*points, strict=True), marker="o", ms=3, color=colours[name], label=name)
         ax.set(title=work, xlabel="images", ylabel="operations that make a GPU wait")
     _legend(figure, axes)
@@ -107,7 +98,7 @@ def draw_phases(rows: list[Row]) -> Figure:
     for ax, (images, part) in zip(axes, groups.items(), strict=False):
         left = [0.0] * len(part)
         for (name, column), colour in zip(phases, COLOURS[1:], strict=False):
-            width = [float(row[column] or 0) for row in part]
+            width = [row.figure(column) if row[column] else 0.0 for row in part]
             ax.barh([row["impl"] for row in part], width, left=left, color=colour, label=name)
             left = [a + b for a, b in zip(left, width, strict=True)]
         ax.set(title=f"{images} images a step", xlabel="ms")
@@ -121,7 +112,7 @@ def _fixed(row: Row) -> str:
 
 
 def _x(row: Row) -> int:
-    return int(row["N"] if row["work"] in BY_SIZE else row["B"])
+    return row.count("N" if row["work"] in BY_SIZE else "B")
 
 
 def _split(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
@@ -176,8 +167,8 @@ def main() -> None:
                 output.mkdir(parents=True, exist_ok=True)
                 for written in draw(path, output):
                     print(written)
-            except (OSError, ValueError, KeyError) as error:
-                parser.error(str(error))
+            except (OSError, ValueError) as error:
+                parser.error(one_line(error))
 
 
 if __name__ == "__main__":

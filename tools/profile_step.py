@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from command_line import one_line
 from detectron2.config import CfgNode
 from detectron2.utils.events import EventStorage
+from devices import check_device, check_memory, is_out_of_memory
 from profile_model import make_batch, make_config, make_model
 from profile_report import report
 from torch.profiler import profile, record_function
@@ -73,6 +75,21 @@ def measure(cfg: CfgNode, sampler: Any, batch: list[dict[str, Any]], trace: Path
         waits = count_waits(json.loads(trace.read_text())["traceEvents"])
         row["waits"] = {kind: by_phase(counts) for kind, counts in waits.items()}
     return row
+
+
+def measure_all(cfg: CfgNode, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each IMPL and number of images."""
+    samplers = {impl: make_sampler(cfg, impl) for impl in args.impl}
+    jobs = [(impl, images) for impl in args.impl for images in args.images]
+    rows = []
+    with tqdm(jobs, unit="step") as works:
+        for impl, images in works:
+            works.set_description(f"{impl}, {images} images")
+            trace = args.output / f"trace_{impl}_{images}.json"
+            batch = make_batch(cfg, images, *args.size)
+            row = measure(cfg, samplers[impl], batch, trace)
+            rows.append({"impl": impl, "images": images, "trace": trace.name} | row)
+    return rows
 
 
 def run_step(model: torch.nn.Module, batch: list[dict[str, Any]]) -> None:
@@ -135,7 +152,9 @@ def describe(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
     } | versions(cfg.MODEL.DEVICE)
 
 
-def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, CfgNode]:
+def parse_args(
+    arguments: Sequence[str],
+) -> tuple[argparse.ArgumentParser, argparse.Namespace, CfgNode]:
     """The command line and its config, checked: what is wrong stops here, in one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -154,10 +173,9 @@ def parse_args(arguments: Sequence[str]) -> tuple[argparse.Namespace, CfgNode]:
     add("opts", nargs="*", metavar="KEY VALUE", help="changes to the config, at the end")
     args = parser.parse_args(with_separator(arguments))
     try:
-        return args, check(args)
+        return parser, args, check(args)
     except (AssertionError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = error.args[0] if isinstance(error, KeyError) else error
-        parser.error(" ".join(str(reason).split()))
+        parser.error(one_line(error))
 
 
 def with_separator(arguments: Sequence[str]) -> list[str]:
@@ -175,12 +193,12 @@ def check(args: argparse.Namespace) -> CfgNode:
     require("--impl", args.impl, lambda impl: impl in names, f"choose from: {', '.join(names)}")
     require("--images", args.images, lambda images: images >= 1, "at least 1")
     require("--size", args.size, lambda size: size >= MIN_SIZE, f"at least {MIN_SIZE}")
+    height, width = args.size
+    batch = f"--images {max(args.images)} --size {height} {width}"
+    check_memory(batch, 4 * max(args.images) * 3 * height * width)
     cfg = make_config(args.config_file, args.device, args.opts)
     check_sampler_config(cfg)
-    kind = cfg.MODEL.DEVICE.split(":")[0]
-    require("device", [cfg.MODEL.DEVICE], lambda _: kind in ("cpu", "cuda"), "cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {cfg.MODEL.DEVICE!r}, but this torch finds no CUDA device")
+    check_device("device", cfg.MODEL.DEVICE)
     make_model(cfg)  # names in the config that nobody registered, say
     args.output.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=args.output).close()
@@ -196,17 +214,15 @@ def require(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    args, cfg = parse_args(sys.argv[1:] if arguments is None else arguments)
+    parser, args, cfg = parse_args(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler's lines would tear the bar
-    samplers = {impl: make_sampler(cfg, impl) for impl in args.impl}
-    works = tqdm([(impl, images) for impl in args.impl for images in args.images], unit="step")
-    rows = []
-    for impl, images in works:
-        works.set_description(f"{impl}, {images} images")
-        trace = args.output / f"trace_{impl}_{images}.json"
-        batch = make_batch(cfg, images, *args.size)
-        row = measure(cfg, samplers[impl], batch, trace)
-        rows.append({"impl": impl, "images": images, "trace": trace.name} | row)
+    try:
+        rows = measure_all(cfg, args)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        height, width = args.size
+        parser.error(f"out of memory at images of {height} x {width}: {one_line(error)}")
     about = describe(cfg, args)
     text = report(rows, about)
     (args.output / "profile.txt").write_text(text + "\n")

@@ -18,7 +18,7 @@ import yaml
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import MetadataCatalog
-from detectron2.engine import DefaultTrainer, default_argument_parser, default_setup
+from detectron2.engine import DefaultTrainer, default_argument_parser, default_setup, defaults
 from detectron2.evaluation import (
     COCOEvaluator,
     DatasetEvaluator,
@@ -31,7 +31,8 @@ from torch import nn
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
 from d2_static_sampler.data import ensure_shapes, register_coco_files
-from d2_static_sampler.engine import check_run, draw_detections, launch
+from d2_static_sampler.engine import amp_trainer, check_run, draw_detections, launch
+from d2_static_sampler.engine.step_timer import replaced
 
 EVALUATOR_TYPES = ("coco", "lvis", "pascal_voc")
 PICTURE = "detections.png"
@@ -41,6 +42,11 @@ logger = logging.getLogger("detectron2.train_net")
 
 class Trainer(DefaultTrainer):
     """Detectron2's trainer with the sampler of the config."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        # By this name DefaultTrainer finds what it trains with in mixed precision.
+        with replaced(defaults, "AMPTrainer", amp_trainer(cfg.MODEL.DEVICE)):
+            super().__init__(cfg)
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:

@@ -1,5 +1,6 @@
 """What a training run adds to Detectron2's: checks, step times, sampler state, CPU processes."""
 
+from .amp import CpuAMPTrainer, amp_trainer
 from .checks import check_run
 from .hooks import SamplerHook
 from .launch import launch
@@ -8,9 +9,11 @@ from .step_log import StepLog, read_steps, summarize_steps
 from .step_timer import StepTimer
 
 __all__ = [
+    "CpuAMPTrainer",
     "SamplerHook",
     "StepLog",
     "StepTimer",
+    "amp_trainer",
     "check_run",
     "draw_detections",
     "launch",

@@ -73,8 +73,6 @@ def _check_device(cfg: CfgNode) -> None:
     has_cuda = torch.cuda.is_available()
     is_known = name == "cpu" or (has_cuda and name.split(":")[0] == "cuda")
     _check("MODEL.DEVICE", name, is_known, f"cpu, or cuda where torch finds it (here: {has_cuda})")
-    if cfg.SOLVER.AMP.ENABLED and not name.startswith("cuda"):
-        raise ValueError("SOLVER.AMP.ENABLED is True, but Detectron2's AMP needs MODEL.DEVICE cuda")
 
 
 def _check_names(cfg: CfgNode) -> None:

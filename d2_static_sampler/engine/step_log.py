@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,17 @@ def _parse(line: str) -> Row | None:
 def summarize_steps(rows: Iterable[Row]) -> str:
     """A table of each time's median and 95th percentile, warm-up iterations left out.
 
-    One pair of columns for each IMPL that the rows name.
+    One pair of columns for each IMPL that the rows name; where rows have the times of the slowest
+    process, a second pair for those, and below the table which process it was how often.
     """
     steps: dict[str, list[Row]] = {}
+    ranks: Counter[int] = Counter()
     for row in rows:
-        if row.get("warmup") is False:
-            steps.setdefault(row.get("impl", "?"), []).append(row)
+        impl, slowest = row.get("impl", "?"), row.get("slowest", {})
+        for name, times in ((impl, row), (f"{impl}, slowest", slowest)):
+            if times.get("warmup") is False:
+                steps.setdefault(name, []).append(times)
+        ranks.update([slowest["rank"]] if slowest.get("warmup") is False else [])
     if not steps:
         return "No step times outside warm-up"
     keys = dict.fromkeys(key for of_impl in steps.values() for row in of_impl for key in row)
@@ -94,7 +100,11 @@ def summarize_steps(rows: Iterable[Row]) -> str:
     header = ["ms"]
     for impl, of_impl in steps.items():
         header += [f"{impl}: median of {len(of_impl)}", "p95"]
-    return tabulate(table, headers=header, floatfmt=".2f", tablefmt="pipe")
+    text = tabulate(table, headers=header, floatfmt=".2f", tablefmt="pipe")
+    if ranks:
+        times = (f"rank {rank} in {count}" for rank, count in ranks.most_common())
+        text += f"\nSlowest of {ranks.total()} iterations: {', '.join(times)}"
+    return text
 
 
 def _figures(groups: Iterable[list[Row]], name: str) -> list[float]:

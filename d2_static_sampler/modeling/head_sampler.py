@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..samplers import LabelSample, LabelSampler, seeded_words
+from ..samplers import (
+    CompiledSampler,
+    LabelSample,
+    LabelSampler,
+    StaticSampler,
+    Taker,
+    seeded_words,
+)
+from ..samplers.request import SampleRequest
+from ..samplers.selection import Form
 
 
 class HeadSampler:
@@ -26,6 +37,7 @@ class HeadSampler:
         self.head = head
         self.seed = seed
         self.calls = 0
+        self._forms: dict[SampleRequest, Form] = {}
 
     @property
     def impl(self) -> str:
@@ -39,14 +51,7 @@ class HeadSampler:
         """Sample (N,) or (B, N) labels; see :class:`~d2_static_sampler.samplers.LabelSampler`."""
         words = None
         if self.seed >= 0:
-            words = seeded_words(
-                self._words_shape(labels, num_samples),
-                device=labels.device,
-                seed=self.seed,
-                rank=dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,
-                head=self.head,
-                call=self.calls,
-            )
+            words = self._seeded_words(self._words_shape(labels, num_samples), labels.device)
         self.calls += 1
         return self.sampler(
             labels,
@@ -54,6 +59,44 @@ class HeadSampler:
             positive_fraction=positive_fraction,
             bg_label=bg_label,
             words=words,
+        )
+
+    def taker(
+        self, shape: Sequence[int], request: SampleRequest, device: torch.device
+    ) -> tuple[Taker, Tensor]:
+        """This call's sampling in two parts, for a graph of the caller's: function and words.
+
+        Only for a sampler that :meth:`can_be_in_graph`.
+
+        Args:
+            shape: (B, N), of the labels.
+            request: how many of each class to draw.
+            device: of the labels.
+        """
+        assert isinstance(self.sampler, StaticSampler)
+        form = self.sampler.form(shape[1], request.num_samples)
+        form = self._forms.setdefault(request, form)
+        words_shape = form.words_shape(tuple(shape[:1]), shape[1], request.num_samples)
+        if self.seed >= 0:
+            words = self._seeded_words(words_shape, device)
+        else:
+            words = form.draw_words(words_shape, device=device, generator=None)
+        self.calls += 1
+        return Taker(self.sampler, form, request), words
+
+    @property
+    def can_be_in_graph(self) -> bool:
+        """Whether the sampler is one that is compiled, of ours."""
+        return isinstance(self.sampler, CompiledSampler)
+
+    def _seeded_words(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        return seeded_words(
+            shape,
+            device=device,
+            seed=self.seed,
+            rank=dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,
+            head=self.head,
+            call=self.calls,
         )
 
     def _words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:

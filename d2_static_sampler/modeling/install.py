@@ -16,7 +16,8 @@ from ..samplers import LabelSampler, build_label_sampler
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler
-from .subclass import enter_subclass, leave_subclass, own_class
+from .static_install import STATIC_ATTRIBUTES, install_static_step
+from .subclass import enter_subclass, has_subclass, leave_subclass, own_class
 
 logger = logging.getLogger(f"detectron2.{__name__}")
 
@@ -58,7 +59,11 @@ _SEAMS = (
 
 
 def install_sampler(
-    model: nn.Module, cfg_or_name_or_sampler: Any, *, seed: int | None = None
+    model: nn.Module,
+    cfg_or_name_or_sampler: Any,
+    *,
+    static_step: bool | None = None,
+    seed: int | None = None,
 ) -> nn.Module:
     """Let a label sampler serve every RPN and every ROI heads of ``model``, in place.
 
@@ -70,6 +75,8 @@ def install_sampler(
     Args:
         model: any module that holds RPN or ROIHeads modules, or is one.
         cfg_or_name_or_sampler: a config with ``MODEL.SAMPLER``, a registered name, or a sampler.
+        static_step: overrides ``MODEL.SAMPLER.STATIC_STEP``: whether the rest of the training
+            step has fixed shapes too, where it is Detectron2's own. False is the default.
         seed: overrides ``MODEL.SAMPLER.SEED``; -1, the default, is torch's global generator.
 
     Returns:
@@ -79,6 +86,9 @@ def install_sampler(
         ValueError: a name that is not registered, or a wrong value in the config.
     """
     impl, sampler, seed = _resolve(cfg_or_name_or_sampler, seed)
+    if static_step is None:
+        choice = cfg_or_name_or_sampler
+        static_step = isinstance(choice, CfgNode) and choice.MODEL.SAMPLER.STATIC_STEP
     uninstall_sampler(model)
     if sampler is None:
         return model
@@ -92,14 +102,18 @@ def install_sampler(
             )
     if not heads:
         logger.warning(f"{type(model).__name__} has no RPN and no ROIHeads: no sampler installed")
+    elif static_step:
+        install_static_step(model)
     return model
 
 
 def uninstall_sampler(model: nn.Module) -> nn.Module:
     """Give every head of ``model`` its own class back, in place; returns ``model``."""
-    for module in installed_samplers(model):
-        leave_subclass(module)
-        del module.__dict__["_label_sampler"]
+    for module in model.modules():
+        if has_subclass(module):
+            leave_subclass(module)
+            for name in ("_label_sampler", *STATIC_ATTRIBUTES):
+                module.__dict__.pop(name, None)
     return model
 
 

@@ -39,13 +39,16 @@ class AnchorSampler(SampledHead, RPN):
     @torch.jit.unused
     def _sampled(self, labels: Tensor) -> Tensor:
         """(N,) or (B, N) labels with -1 everywhere but in the sample."""
-        sample = self._label_sampler(
+        return _label_vector(self._picked(labels), labels)
+
+    @torch.jit.unused
+    def _picked(self, labels: Tensor) -> LabelSample:
+        return self._label_sampler(
             labels,
             num_samples=self.batch_size_per_image,
             positive_fraction=self.positive_fraction,
             bg_label=BACKGROUND,
         )
-        return _label_vector(sample, labels)
 
 
 class BatchAnchorSampler(AnchorSampler):

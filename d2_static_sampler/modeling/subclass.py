@@ -2,6 +2,9 @@
 
 Attributes on the instance would be lost by pickling and copying, or would tie a copy to the
 original; a class of its own stays with the module, and leaves every other model alone.
+
+A module may have one class in training and another in evaluation, where TorchScript must be able
+to read every method that inference runs.
 """
 
 from __future__ import annotations
@@ -12,8 +15,11 @@ from typing import Any
 
 from torch import nn
 
+# Behind every mixin stands a module's own class.
+Module: Any = object
 
-class SampledHead:
+
+class SampledHead(Module):
     """Base of every mixin."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -21,16 +27,35 @@ class SampledHead:
         # for arguments) is not meant for ours.
         pass
 
+    def train(self, mode: bool = True) -> Any:
+        """As ``nn.Module.train``; the module's class follows the mode."""
+        super().train(mode)
+        _follow_mode(self)
+        return self
 
-def enter_subclass(module: nn.Module, mixin: type) -> None:
-    """Put ``mixin`` in front of the module's own class."""
-    own: Any = type(module)
-    module.__class__ = _subclass(own, mixin)
+
+def enter_subclass(module: nn.Module, mixin: type, in_training: type | None = None) -> None:
+    """Put ``mixin`` in front of the module's own class; in training ``in_training`` instead."""
+    # Not through nn.Module's __setattr__, which is for children and parameters.
+    module.__dict__["_mixins"] = mixin, in_training or mixin
+    _follow_mode(module)
 
 
 def leave_subclass(module: nn.Module) -> None:
     """Give the module its own class back."""
     module.__class__ = own_class(module)
+    del module.__dict__["_mixins"]
+
+
+def has_subclass(module: nn.Module) -> bool:
+    """Whether the module is between :func:`enter_subclass` and :func:`leave_subclass`."""
+    return "_mixins" in vars(module)
+
+
+def _follow_mode(module: nn.Module) -> None:
+    if has_subclass(module):
+        own: Any = own_class(module)
+        module.__class__ = _subclass(own, vars(module)["_mixins"][module.training])
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:

@@ -8,7 +8,7 @@ from .compiled import CompiledSampler
 from .naive import NaiveSampler
 from .registry import LABEL_SAMPLER_REGISTRY, LabelSampler, build_label_sampler
 from .sample import LabelSample
-from .static import StaticSampler, subsample_labels
+from .static import StaticSampler, Taker, subsample_labels
 from .words import draw_words, seeded_words
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "LabelSampler",
     "NaiveSampler",
     "StaticSampler",
+    "Taker",
     "build_label_sampler",
     "draw_words",
     "sample_balanced",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from .selection import (
     choose_form,
     choose_host_form,
     is_on_host,
+    take_in_graph,
     take_on_host,
 )
 
@@ -97,6 +100,10 @@ class StaticSampler:
         if self._is_for_numpy(form, labels, words):
             host_form = self.host_form(labels.shape[1], request.num_samples)
             return LabelSample(*take_on_host(host_form, labels, words, request))
+        if self._is_for_numpy_in_graph(form, labels):
+            size, quota = request.num_samples, request.quota
+            background, fill = request.background, request.fill
+            return LabelSample(*take_in_graph(labels, words, size, quota, background, fill))
         # Without autograd's bookkeeping the many small operations take a sixth less time; in a
         # transformed function it stays.
         transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
@@ -108,6 +115,29 @@ class StaticSampler:
 
     def _is_for_numpy(self, form: Form, labels: Tensor, words: Tensor) -> bool:
         return self.use_numpy and form is not MemberKeys and is_on_host(labels, words)
+
+    def _is_for_numpy_in_graph(self, form: Form, labels: Tensor) -> bool:
+        on_cpu = self.use_numpy and form is not MemberKeys and labels.device.type == "cpu"
+        return on_cpu and torch.compiler.is_compiling()
+
+
+@dataclass(frozen=True)
+class Taker:
+    """A static sampler whose words are drawn elsewhere, for a graph of its caller's.
+
+    Attributes:
+        sampler: whose copy it is; a compiled one is not compiled on its own here.
+        form: of the selection, whatever the number of candidates: another would be another graph.
+        request: how many of each class to draw.
+    """
+
+    sampler: StaticSampler
+    form: Form
+    request: SampleRequest
+
+    def __call__(self, labels: Tensor, words: Tensor) -> LabelSample:
+        """Sample (B, N) labels with words of the form's shape."""
+        return self.sampler._sample(self.form, labels, words, self.request)
 
 
 def subsample_labels(

@@ -19,10 +19,10 @@ IMPLS = ("static", "compiled")
 
 
 class Recorder:
-    """A static sampler that keeps the labels it was given and what it picked."""
+    """A sampler that keeps the labels it was given and what it picked."""
 
-    def __init__(self) -> None:
-        self.sampler = build_label_sampler("static")
+    def __init__(self, impl: str = "static") -> None:
+        self.sampler = build_label_sampler(impl)
         self.seen: list = []
 
     def __call__(self, labels, **kwargs):
@@ -56,6 +56,53 @@ def test_losses_under_autocast_are_stocks(monkeypatch):
         got, _, _ = step(install_sampler(replayed, ReplaySampler(picks)), batch)
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def dtypes_under_autocast(impl):
+    """Of what a step labels and samples, by field, and of its losses."""
+    model = install_sampler(small_model(), impl)
+    rpn, heads, seen = model.proposal_generator, model.roi_heads, []
+    label_anchors, label_proposals = rpn.label_and_sample_anchors, heads.label_and_sample_proposals
+
+    def of_anchors(*args):
+        labels, boxes = label_anchors(*args)
+        seen.append([x.dtype for x in (*labels, *boxes)])
+        return labels, boxes
+
+    def of_proposals(*args):
+        sampled = label_proposals(*args)
+        fields = [x.get_fields().items() for x in sampled]
+        seen.extend({name: getattr(x, "tensor", x).dtype for name, x in of} for of in fields)
+        return sampled
+
+    rpn.label_and_sample_anchors, heads.label_and_sample_proposals = of_anchors, of_proposals
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses, gradients, _ = step(model, make_batch((2, 0)))
+    assert all(torch.isfinite(x).all() for x in (*losses.values(), *gradients.values()))
+    return seen, {name: loss.dtype for name, loss in losses.items()}
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_dtypes_under_autocast_are_stocks(impl):
+    expected = dtypes_under_autocast("naive")
+    assert expected[0][0][:2] == [torch.int8, torch.int8]
+    assert expected[0][1]["gt_classes"] == torch.int64
+    assert dtypes_under_autocast(impl) == expected
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_sample_stays_when_others_are_drawn(impl):
+    """Of another head, of the next step, and of another model."""
+    sampler = Recorder(impl)
+    model, other = install_sampler(small_model(), sampler), install_sampler(small_model(), impl)
+    step(model, make_batch((2, 3)))
+    kept = [[x.clone() for x in vars(sample).values()] for _, sample in sampler.seen]
+    for seed in range(3):
+        step(model, make_batch((3, 0), seed=seed))
+        step(other, make_batch((3, 0), seed=seed))
+    for (_, sample), values in zip(sampler.seen[:2], kept, strict=True):
+        assert len(values) == 3
+        assert all(map(torch.equal, vars(sample).values(), values))
 
 
 def with_frozen_statistics():

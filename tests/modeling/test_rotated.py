@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import detectron2.modeling.proposal_generator.rrpn as stock_rrpn
 import detectron2.modeling.roi_heads.roi_heads as stock_roi_heads
-import detectron2.modeling.roi_heads.rotated_fast_rcnn as stock_rotated
 import pytest
 import torch
 from detectron2.modeling.proposal_generator.rrpn import RRPN
 from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
-from detectron2.structures import Boxes, Instances, RotatedBoxes, pairwise_iou
+from detectron2.structures import Instances, RotatedBoxes
 from detectron2.utils.events import EventStorage
 
 from d2_static_sampler import install_sampler
 from d2_static_sampler.modeling import installed_samplers
 from d2_static_sampler.modeling.roi_heads import BatchRotatedProposalSampler
 from tests.helpers import ReplaySampler, small_model
-
-
-def upright_overlaps(a: RotatedBoxes, b: RotatedBoxes) -> torch.Tensor:
-    """Overlaps without the angles: enough to tell which boxes belong together."""
-
-    def corners(boxes):
-        center, size = boxes.tensor[:, :2], boxes.tensor[:, 2:4]
-        return Boxes(torch.cat([center - size / 2, center + size / 2], dim=1))
-
-    return pairwise_iou(corners(a), corners(b))
+from tests.modeling.rotated_operators import replace_overlaps
 
 
 @pytest.fixture(autouse=True)
 def _overlaps_without_operators(monkeypatch):
-    for module in (stock_rrpn, stock_rotated):
-        monkeypatch.setattr(module, "pairwise_iou_rotated", upright_overlaps)
-    monkeypatch.setattr(
-        BatchRotatedProposalSampler, "_pairwise_iou", staticmethod(upright_overlaps)
-    )
+    replace_overlaps(monkeypatch)
 
 
 def rotated_boxes(n: int) -> RotatedBoxes:

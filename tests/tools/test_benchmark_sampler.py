@@ -80,10 +80,14 @@ def test_a_peer_that_does_other_work_is_found(monkeypatch):
         (["--select", "fast"], "invalid choice: 'fast'"),
         (["--rounds", "1"], "--rounds is at least 2"),
         (["--threads", "0"], "--threads at least 1"),
-        (["--device", "tpu"], "--device tpu: cpu or cuda"),
+        (["--device", "tpu"], "--device is 'tpu'; cpu or cuda"),
+        (["--device", "cpu:x"], "--device is 'cpu:x'; cpu or cuda"),
+        (["--device", ""], "--device is ''; cpu or cuda"),
         (["--shape", "0", "9", "3"], "--shape 0 9 3: B is at least 1"),
         (["--shape", "1", "9", "10"], "--shape 1 9 10: B is at least 1, K from 1 to N"),
         (["--shape", "1", "9", "0"], "--shape 1 9 0"),
+        (["--shape", "1", str(10**11), "5"], "--shape 1 100000000000 5: out of memory"),
+        (["--shape", str(10**30), "9", "5"], "9 5: out of memory"),
         (["--csv", "/proc/nothing/rows.csv"], "/proc/nothing"),
     ],
 )
@@ -94,5 +98,31 @@ def test_wrong_arguments_stop_at_once(args, message, monkeypatch, capsys):
 
     with pytest.raises(SystemExit) as stop:
         benchmark_sampler.main()
-    assert stop.value.code != 0
-    assert message in capsys.readouterr().err
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_running_out_of_memory_is_one_line(monkeypatch, capsys):
+    """The allocator's own error: no address space holds that much."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, "--shape", "1", str(10**15), "5"])
+    import benchmark_sampler
+
+    monkeypatch.setattr(benchmark_sampler, "check_memory", lambda *_: None)
+    with pytest.raises(SystemExit) as stop:
+        benchmark_sampler.main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "error: out of memory at B N K of custom 1 1000000000000000 5: " in error
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_a_cuda_device_that_is_not_there(device, monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import devices
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    devices.check_device("--device", device)
+    with pytest.raises(ValueError, match="--device is 'cuda:2': this machine has 2 CUDA devices"):
+        devices.check_device("--device", "cuda:2")

@@ -63,6 +63,8 @@ def test_synthetic_images_have_about_as_many_boxes_as_coco(rotated):
         (["--warmup", "-1"], "--warmup is -1; at least 0"),
         (["--threads", "0"], "--threads is 0; at least 1"),
         (["--device", "tpu"], "--device is 'tpu'; cpu or cuda"),
+        (["--device", "cpu:x"], "--device is 'cpu:x'; cpu or cuda"),
+        (["--synthetic", "64", "64", "--images", str(10**12)], "1000000000000 --synthetic 64 64: "),
         (["--config-file", "nothing.yaml"], "nothing.yaml"),
         (["--csv", "/proc/nothing/rows.csv"], "/proc/nothing"),
         (["--csv", "/"], "Is a directory: '/'"),
@@ -96,6 +98,16 @@ def test_cuda_where_there_is_none():
     assert done.returncode == 2
     assert "--device is 'cuda': this torch finds no CUDA device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_running_out_of_memory_is_one_line(monkeypatch, capsys):
+    """The allocator's own error, at an image that no address space holds."""
+    monkeypatch.setattr(benchmark_train, "check_memory", lambda *_: None)
+    huge = ["--synthetic", str(10**8), str(10**8), "--images", "1", "--impl", "naive"]
+    with pytest.raises(SystemExit) as stopped:
+        benchmark_train.main(huge)
+    assert stopped.value.code == 2
+    assert "error: out of memory at 1 images: " in capsys.readouterr().err.splitlines()[-1]
 
 
 RETINANET = [

@@ -68,7 +68,7 @@ def test_trains_resumes_and_evaluates(run, tmp_path):
     results.unlink()
     saved = tmp_path / "out" / "config.yaml"
     opts = ("train.max_iter=5", "sampler.impl=compiled", "dataloader.evaluator=null")
-    rows = run("--resume", config=saved, opts=opts)
+    rows = run("--resume", "train.amp.enabled=True", config=saved, opts=opts)
     assert [row["impl"] for row in rows] == ["static"] * 3 + ["compiled"] * 2
     state = torch.load(tmp_path / "out" / "model_final.pth", weights_only=False)["trainer"]
     assert state["iteration"] == 4
@@ -98,7 +98,6 @@ def test_two_processes_on_the_cpu(data_folder, tmp_path):
         ("sampler=static", "sampler is 'static'; set one of its keys: impl, "),
         ("train.max_iter=0", "train.max_iter is 0; at least 1"),
         ("dataloader.train.dataset.names=nothing", "dataloader.train.dataset.names has 'nothing'"),
-        ("train.amp.enabled=True", "train.amp.enabled is True"),
         ("train=3", "has no train.output_dir, "),
         ("--eval-only", "--eval-only needs weights: set train.init_checkpoint, "),
     ],

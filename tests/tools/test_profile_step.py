@@ -186,6 +186,8 @@ def test_waits_of_a_trace_on_cuda():
         (["--images", "1", "0"], "--images is 0; at least 1"),
         (["--size", "256", "0"], "--size is 0; at least 32"),
         (["--device", "tpu"], "device is 'tpu'; cpu or cuda"),
+        (["--device", "cpu:x"], "device is 'cpu:x'; cpu or cuda"),
+        (["--images", str(10**12)], "--images 1000000000000 --size 256 256: out of memory"),
         (["--device", "cuda"], "this torch finds no CUDA device"),
         (["--config-file", "/nothing.yaml"], "/nothing.yaml"),
         (["--config-file", str(TOOLS / "profile_step.py")], "is not a Detectron2 config"),
@@ -204,6 +206,17 @@ def test_wrong_arguments_stop_at_once(tool, tmp_path, monkeypatch, capsys, args,
         tool.main(args)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_running_out_of_memory_is_one_line(tool, tmp_path, monkeypatch, capsys):
+    """The allocator's own error, at an image that no address space holds."""
+    monkeypatch.setattr(tool, "check_memory", lambda *_: None)
+    huge = ["--size", str(10**8), str(10**8), "--images", "1", "--impl", "naive"]
+    with pytest.raises(SystemExit) as stop:
+        tool.main([*huge, "--output", str(tmp_path)])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "error: out of memory at images of 100000000 x 100000000: " in error
 
 
 def test_as_a_command(tmp_path):

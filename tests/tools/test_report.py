@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ TRAIN_ROWS = [
     for impl in ("naive", "static")
 ]  # fmt: skip
 TABLE = "<!-- table csv=rows.csv rows=B columns=implementation value=p50_ms {} -->\n<!-- end -->\n"
+OPEN = TABLE.format("").splitlines(keepends=True)[0]
 
 
 def run(tool: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -73,24 +75,98 @@ def test_a_table_is_filled_and_found_stale(tmp_path):
     assert run("fill_tables.py", "--check", report).returncode == 1
 
 
+HEADER = "work,B,N,threads,implementation,p50_ms,speedup,waits\n"
+LINE = "RPN,1,100,1,loop,1.25,1,2\n"
+
+
 @pytest.mark.parametrize(
-    ("tool", "content", "message"),
+    ("content", "message"),
     [
-        ("plot_results.py", "a,b\n1,2\n", "not the columns of a benchmark: a, b"),
-        ("plot_results.py", "a,b\n", "no rows"),
-        ("plot_results.py", None, "No such file"),
-        ("fill_tables.py", TABLE.format(""), "rows.csv"),
-        ("fill_tables.py", TABLE.format("colour=red"), "knows"),
+        ("a,b\n1,2\n", ": not the columns of a benchmark: a, b"),
+        ("a,b\n", ": no rows"),
+        ("", ": no rows"),
+        (
+            HEADER.replace(",threads", "") + LINE.replace(",100,1", ",100"),
+            ": no column 'threads'; ",
+        ),
+        (HEADER + LINE + "RPN,1,100\n", ", line 3: 3 cells for 8 columns"),
+        (HEADER + "x," + LINE, ", line 2: 9 cells for 8 columns"),
+        (HEADER + "x" * 200_000 + LINE, ": field larger than field limit"),
+        (HEADER + LINE.replace(",1,2", ",,2"), ", line 2: speedup is ''; it must be a number"),
+        (HEADER + LINE.replace(",1,2", ",nan,2"), ", line 2: speedup is 'nan'; it must be"),
+        (HEADER + LINE.replace(",1,2", ",1,zz"), ", line 2: waits is 'zz'; it must be a number"),
+        (HEADER + LINE.replace(",100", ",1.5").replace("RPN", "study"), ", line 2: N is 1.5; "),
+        (HEADER + LINE.replace("RPN,1", "RPN,1e999"), ", line 2: B is '1e999'; it must be"),
+        (b"\x89PNG\r\n\xff", " is not a CSV file: 'utf-8' codec can't decode"),
+        (b"a,b\n\0,1\n", " is not a CSV file: it has a zero byte"),
     ],
 )
-def test_wrong_files_stop_with_one_line(tool, content, message, tmp_path):
-    path = tmp_path / "file"
-    if content is not None:
-        path.write_text(content)
-    done = run(tool, path)
-    assert done.returncode != 0
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_no_figure_of_a_wrong_file(content, message, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    error = error_of("plot_results", [path], monkeypatch, capsys)
+    assert str(path) in error
+    assert message in error
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def error_of(tool, arguments, monkeypatch, capsys) -> str:
+    """The one line that a tool says in this process before it stops."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.setattr(sys, "argv", [f"{tool}.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(tool).main()
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"{tool}.py: error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "message"),
+    [
+        (TABLE.format(""), None, "rows.csv"),
+        (TABLE.format("colour=red"), HEADER + LINE, "line 1: table csv=rows.csv"),
+        (TABLE.format("colour"), HEADER + LINE, "knows"),
+        (TABLE.format("'of=loop"), HEADER + LINE, "line 1: No closing quotation"),
+        (TABLE.format(""), HEADER + "RPN,1\n", "rows.csv, line 2: 2 cells for 8 columns"),
+        (TABLE.format(""), HEADER + "x" * 200_000 + LINE, "rows.csv, line 1: field larger"),
+        (TABLE.format(""), HEADER, "rows.csv: no rows"),
+        (TABLE.format(""), "\0", "rows.csv is not a CSV file"),
+        (TABLE.format("value=zz"), HEADER + LINE, "rows.csv: no column 'zz'; it has: work, B, N"),
+        (TABLE.format("rows=zz"), HEADER + LINE, "rows.csv: no column 'zz'; it has: work"),
+        (TABLE.format("columns=zz"), HEADER + LINE, "rows.csv: no column 'zz'; it has: work"),
+        (TABLE.format("where=zz:1"), HEADER + LINE, "rows.csv: no column 'zz'; it has: work"),
+        (TABLE.format("where=B:7"), HEADER + LINE, "rows.csv: no row where B:7"),
+        (TABLE.format("where=B"), HEADER + LINE, "rows.csv: no row where B"),
+        (TABLE.format("of=zz"), HEADER + LINE, "rows.csv: no implementation 'zz'; it has: loop"),
+        ("Text.\n" + OPEN + "Text.\n" + TABLE.format(""), HEADER + LINE,
+         "line 2: <!-- table without an <!-- end --> before the next table in line 4"),
+        (TABLE.format("") + OPEN + "Text.\n", HEADER + LINE,
+         "line 3: <!-- table without an <!-- end --> before the end"),
+        (TABLE.format("") + "<!-- end -->\n", HEADER + LINE, "line 3: <!-- end --> without"),
+        (TABLE.format("").replace("-->\n<", "\n<"), HEADER + LINE, "line 1: <!-- table without a"),
+        (TABLE.format("").replace("-->\n<", "--> \n<"), HEADER + LINE, "line 1: <!-- table without a"),
+    ],
+)  # fmt: skip
+def test_no_table_of_a_wrong_file(text, rows, message, tmp_path, monkeypatch, capsys):
+    """And the report stays as it was."""
+    report = tmp_path / "report.md"
+    report.write_text(text)
+    if rows is not None:
+        (tmp_path / "rows.csv").write_text(rows)
+    error = error_of("fill_tables", [report], monkeypatch, capsys)
+    assert str(report) in error
+    assert message in error
+    assert report.read_text() == text
+
+
+def test_a_missing_file_as_a_command(tmp_path):
+    for tool in ("plot_results.py", "fill_tables.py"):
+        done = run(tool, tmp_path / "nothing")
+        assert done.returncode == 2
+        assert "No such file" in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
 
 
 def test_the_committed_reports_show_the_committed_rows():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -92,14 +92,21 @@ def test_ones_own_script_does_the_same(run, tmp_path):
     assert [row.keys() for row in own] == [row.keys() for row in tool]
 
 
-def test_resume_goes_on(run):
-    run("SOLVER.MAX_ITER", "4", "MODEL.SAMPLER.SEED", "1")
-    folder = run("--resume", "SOLVER.MAX_ITER", "8", "MODEL.SAMPLER.SEED", "1")
+@pytest.mark.parametrize("seed", ["-1", "3"])
+def test_resume_goes_on_with_another_impl(run, seed):
+    """A checkpoint of naive has no count of calls: it goes on as if there was one an iteration."""
+    impls = ["naive", "static", "compiled", "naive", "static"]
+    for number, impl in enumerate(impls, start=1):
+        opts = ("SOLVER.MAX_ITER", str(2 * number), "MODEL.SAMPLER.SEED", seed)
+        folder = run("--resume", *opts, "MODEL.SAMPLER.IMPL", impl)
+        state = torch.load(folder / "model_final.pth", weights_only=False)["trainer"]
+        calls = {} if impl == "naive" else {"calls": [2 * number] * 2}
+        assert state.get("hooks", {}).get("SamplerHook", {}) == calls
+        assert state["iteration"] == 2 * number - 1
+        assert state["_trainer"]["optimizer"]["state"]
     rows = read_steps(folder / "step_times.jsonl")
-    assert [row["iteration"] for row in rows] == list(range(8))
-    state = torch.load(folder / "model_final.pth", weights_only=False)["trainer"]
-    assert state["hooks"]["SamplerHook"] == {"calls": [8, 8]}
-    assert state["_trainer"]["optimizer"]["state"]
+    assert [row["iteration"] for row in rows] == list(range(10))
+    assert [row["impl"] for row in rows] == [impl for impl in impls for _ in range(2)]
 
 
 def test_a_killed_run_resumes_without_a_gap(data_folder, tmp_path):
@@ -112,12 +119,14 @@ def test_a_killed_run_resumes_without_a_gap(data_folder, tmp_path):
             [*command, "SOLVER.MAX_ITER", "100000"], env=environment, stdout=console, stderr=console
         )
         deadline = time.monotonic() + 240
-        while not (log.exists() and len(read_steps(log)) >= 12):
-            assert process.poll() is None, (tmp_path / "console").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        try:
+            while not (log.exists() and len(read_steps(log)) >= 12):
+                assert process.poll() is None, (tmp_path / "console").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            process.kill()  # SIGKILL, at any moment of an iteration
+            process.wait()
     checkpoint = (tmp_path / "last_checkpoint").read_text()
     saved = int(checkpoint.removeprefix("model_").removesuffix(".pth"))
     before = [row["iteration"] for row in read_steps(log)]
@@ -131,25 +140,28 @@ def test_a_killed_run_resumes_without_a_gap(data_folder, tmp_path):
     assert [row["iteration"] for row in read_steps(log)] == list(range(saved + 4))
 
 
-def test_two_processes_on_the_cpu(data_folder, tmp_path):
-    environment = os.environ | {"DETECTRON2_DATASETS": str(data_folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TOOL), "--num-gpus", "2", "--dist-url", "auto"]
-    command += ["--config-file", CONFIG, *SMALL, "OUTPUT_DIR", str(tmp_path)]
-    command += ["SOLVER.MAX_ITER", "3", "DATASETS.TEST", "('shapes_val',)"]
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    rows = read_steps(tmp_path / "step_times.jsonl")
-    assert [(row["iteration"], row["images"]) for row in rows] == [(0, 1), (1, 1), (2, 1)]
-    assert (tmp_path / "log.txt.rank1").exists()
-    assert (tmp_path / "detections.png").exists()
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked(run, method):
+    """Data set and mapper reach DataLoader's workers in a pickle then."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        folder = run("SOLVER.MAX_ITER", "2", "DATALOADER.NUM_WORKERS", "2")
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert len(read_steps(folder / "step_times.jsonl")) == 2
 
 
-def test_torchrun(data_folder, tmp_path):
-    environment = os.environ | {"DETECTRON2_DATASETS": str(data_folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [str(TOOL), "--config-file", CONFIG, *SMALL, "OUTPUT_DIR", str(tmp_path)]
-    subprocess.run([*command, "SOLVER.MAX_ITER", "2"], env=environment, check=True)
-    rows = read_steps(tmp_path / "step_times.jsonl")
-    assert [(row["iteration"], row["images"]) for row in rows] == [(0, 1), (1, 1)]
+def test_mixed_precision_on_the_cpu(run):
+    amp, two = ("SOLVER.AMP.ENABLED", "True"), ("SEED", "7", "SOLVER.MAX_ITER", "2")
+    plain = weights(run(*two, output="plain"))
+    mixed = weights(run(*two, *amp))
+    assert not equal(mixed, plain)
+    assert [x.dtype for x in mixed.values()] == [x.dtype for x in plain.values()]
+    assert all(x.isfinite().all() for x in mixed.values())
+    rows = read_steps(run("--resume", "SOLVER.MAX_ITER", "3", *amp) / "step_times.jsonl")
+    assert [row["iteration"] for row in rows] == [0, 1, 2]
+    assert all(row[key] > 0 for row in rows for key in row if key.endswith("_ms"))
 
 
 OWN = {

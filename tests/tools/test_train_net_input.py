@@ -33,7 +33,6 @@ from tests.tools.train_net_helpers import CONFIG, ROOT, train_net
         (["MODEL.ROI_HEADS.NUM_CLASSES", "2"], r"NUM_CLASSES is 2, but shapes_train has 3"),
         (["--num-gpus", "2", "SOLVER.IMS_PER_BATCH", "3"], r"IMS_PER_BATCH is 3.*2 processes"),
         (["--train-files", "missing.json", "."], r"missing\.json"),
-        (["SOLVER.AMP.ENABLED", "True"], r"AMP"),
         (["SOLVER.MAX_ITER", "0"], r"MAX_ITER is 0"),
         (["MODEL.DEVICE", "tpu"], r"MODEL\.DEVICE is 'tpu'; cpu"),
         (["MODEL.ROI_HEADS.NAME", "Nope"], r"ROI_HEADS\.NAME is 'Nope'; .*StandardROIHeads"),

@@ -1,7 +1,14 @@
 """How a row's sample is found: by rank, or by random keys and top-k."""
 
 from .choice import SELECTIONS, Form, check_selection, choose_form
-from .host import HostForm, choose_host_form, is_on_host, pick_ranks_on_host, take_on_host
+from .host import (
+    HostForm,
+    choose_host_form,
+    is_on_host,
+    pick_ranks_on_host,
+    take_in_graph,
+    take_on_host,
+)
 from .members import MemberBlocks, MemberTable
 from .ranks import pick_ranks
 from .topk import MemberKeys
@@ -19,5 +26,6 @@ __all__ = [
     "is_on_host",
     "pick_ranks",
     "pick_ranks_on_host",
+    "take_in_graph",
     "take_on_host",
 ]

@@ -9,7 +9,10 @@ negatives, each in the order of their indices; a rank is a place among them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -60,17 +63,52 @@ def take_on_host(
         (B, K) int64 candidates, 0 in padding; (B,) int64 number of positives; (B,) int64 number
         of negatives.
     """
-    label = (labels.view(torch.uint8) if labels.dtype == torch.bool else labels).numpy()
+    label = _array(labels.view(torch.uint8) if labels.dtype == torch.bool else labels)
     members = form.of(label, request.background)
     positives, total = members.positives, members.total
     num_pos, num_neg = request.split(positives, total - positives)
-    ranks = pick_ranks(words.numpy(), positives, total, num_pos)
+    ranks = pick_ranks(_array(words), positives, total, num_pos)
     index = members.find(ranks)
     index *= ranks < total
     counts = (torch.from_numpy(num[:, 0]) for num in (num_pos, num_neg))
     return torch.from_numpy(index), next(counts), next(counts)
 
 
+def _take_in_graph(
+    labels: Tensor,
+    words: Tensor,
+    num_samples: int,
+    quota: int,
+    background: int | None,
+    fill: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    form = choose_host_form(labels.shape[1], num_samples)
+    request = SampleRequest(num_samples, quota, background, fill)
+    return take_on_host(form, labels, words, request)
+
+
+# In a graph on a CPU all of take_on_host is one operation; arguments and results as there.
+take_in_graph = torch.library.custom_op(
+    "d2_static_sampler::take_labels",
+    _take_in_graph,
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor labels, Tensor words, SymInt num_samples, SymInt quota, SymInt? background, "
+    "bool fill) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@take_in_graph.register_fake
+def _(labels: Tensor, words: Tensor, num_samples: int, *_: object) -> tuple[Tensor, ...]:
+    index = words.new_empty((labels.shape[0], num_samples))
+    return index, words.new_empty((labels.shape[0],)), words.new_empty((labels.shape[0],))
+
+
 def pick_ranks_on_host(words: Tensor, *counts: Tensor) -> Tensor:
     """:func:`.ranks.pick_ranks` in NumPy."""
-    return torch.from_numpy(pick_ranks(words.numpy(), *(count.numpy() for count in counts)))
+    return torch.from_numpy(pick_ranks(*map(_array, (words, *counts))))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    # Its memory holds other numbers than a tensor with torch's negative bit, or one of zeros only.
+    return tensor.numpy(force=True)

@@ -120,7 +120,8 @@ class HostBlocks:
         is_before = (rank * _ONES | _HIGH) - upto & _HIGH
         shift = (is_before >> 7) * _ONES >> 56 << 3
         rank -= (upto << 8) >> shift & 255
-        bit = _NTH_BIT.take((((word >> shift) & 255) << 3) + rank, mode="clip")
+        nth = (((word >> shift) & 255) << 3) + rank
+        bit = _NTH_BIT.take(nth.view(np.int64), mode="clip")  # older NumPy takes no uint64
         return (block % self.words.shape[2] << 6) + shift.view(np.int64) + bit
 
 

@@ -1,0 +1,114 @@
+"""The sampled proposals of a batch, padded, between the labelling and the heads.
+
+B images, T proposals of an image, N of them with the ground truth behind, K samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from detectron2.modeling.proposal_generator.proposal_utils import add_ground_truth_to_proposals
+from detectron2.structures import Instances
+from torch import Tensor
+
+from ..static_step.regions import Regions
+from ..static_step.truth import Truth, batch_boxes
+from .padded import LazyInstances, PaddedProposals
+
+
+class Candidates(NamedTuple):
+    """What an image's regions are sampled from.
+
+    Attributes:
+        boxes: (B, N, 4) float32.
+        is_box: (B, N) bool.
+        num_proposals: T; the ground truth follows.
+    """
+
+    boxes: Tensor
+    is_box: Tensor
+    num_proposals: int
+
+
+def gather_candidates(proposals: Any, truth: Truth | None) -> Candidates:
+    """The candidates of B images.
+
+    Args:
+        proposals: PaddedProposals, or B Instances.
+        truth: to append; None to leave it out.
+    """
+    if isinstance(proposals, PaddedProposals):
+        boxes, count = proposals.boxes, proposals.num_boxes
+    else:
+        boxes, count = batch_boxes([image.proposal_boxes.tensor for image in proposals])
+    is_box = _are_first(boxes, count)
+    if truth is None:
+        return Candidates(boxes, is_box, boxes.shape[1])
+    return Candidates(
+        torch.cat([boxes, truth.boxes], dim=1),
+        torch.cat([is_box, _are_first(truth.boxes, truth.count)], dim=1),
+        boxes.shape[1],
+    )
+
+
+class PaddedRegions(LazyInstances):
+    """The regions that the heads train on.
+
+    Attributes:
+        regions: their slots.
+        truth: of the batch.
+        targets: the ground truth, B Instances.
+    """
+
+    def __init__(
+        self, regions: Regions, truth: Truth, targets: list[Instances], source: RegionSource | None
+    ) -> None:
+        super().__init__(len(targets))
+        self.regions, self.truth, self.targets = regions, truth, targets
+        self._source = source
+
+    def make_instances(self) -> list[Instances]:
+        """With the fields of Detectron2's ``label_and_sample_proposals``."""
+        assert self._source is not None
+        return self._source.make_instances(self)
+
+
+class RegionSource(NamedTuple):
+    """Where sampled regions came from: what their Instances need beyond the slots.
+
+    Attributes:
+        heads: the ROI heads.
+        proposals: PaddedProposals, or B Instances.
+        places: (B, K) int64, the slots' places among the candidates.
+        num_valid: (B,) int64, how many slots are valid.
+        num_proposals: T.
+    """
+
+    heads: Any
+    proposals: Any
+    places: Tensor
+    num_valid: Tensor
+    num_proposals: int
+
+    def make_instances(self, regions: PaddedRegions) -> list[Instances]:
+        """The Instances of ``regions``."""
+        originals: list[Instances] = list(self.proposals)
+        lengths = [len(image) for image in originals]
+        if self.heads.proposal_append_gt:
+            originals = add_ground_truth_to_proposals(regions.targets, originals)
+        sampled = []
+        for i, (image, target) in enumerate(zip(originals, regions.targets, strict=True)):
+            slots = slice(int(self.num_valid[i]))
+            index = self.places[i, slots]
+            # The ground truth stands behind an image's own proposals, without padding.
+            is_truth = index >= self.num_proposals
+            taken = image[torch.where(is_truth, index - self.num_proposals + lengths[i], index)]
+            taken.gt_classes = regions.regions.classes[i, slots]
+            self.heads._add_targets(taken, target, regions.regions.matches[i, slots])
+            sampled.append(taken)
+        return sampled
+
+
+def _are_first(boxes: Tensor, count: Tensor) -> Tensor:
+    return torch.arange(boxes.shape[1], device=boxes.device) < count[:, None]

@@ -1,0 +1,104 @@
+"""The cascade's part of a training step without host-device synchronisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from detectron2.modeling.roi_heads.cascade_rcnn import _ScaleGradient
+from detectron2.structures import Instances
+from detectron2.utils.events import get_event_storage
+from torch import Tensor
+
+from ..static_step.box_losses import apply_box_deltas
+from ..static_step.deferred import deferred_metrics
+from ..static_step.pooling import pool_rois
+from ..static_step.proposals import are_larger, clip_boxes
+from ..static_step.regions import RegionRule, Regions, label_regions, regions_of
+from ..static_step.truth import Truth
+from .padded_regions import PaddedRegions
+from .static_roi_heads import StaticROIHeads
+from .static_rpn import NOT_A_NUMBER, image_limits, match_rule, quota
+
+if TYPE_CHECKING:
+    from detectron2.modeling.roi_heads import CascadeROIHeads
+else:
+    CascadeROIHeads = object
+
+NOT_FINITE = "Box tensor contains infinite or NaN!"
+
+
+class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
+    """Detectron2's ``CascadeROIHeads`` over padded slots; inference stays Detectron2's."""
+
+    @torch.jit.unused
+    def _forward_box(
+        self,
+        features: dict[str, Tensor],
+        proposals: Any,
+        targets: list[Instances] | None = None,
+    ) -> Any:
+        if not isinstance(proposals, PaddedRegions):
+            return super()._forward_box(features, proposals)
+        levels = [features[f] for f in self.box_in_features]
+        regions, truth = proposals.regions, proposals.truth
+        limits = image_limits([image.image_size for image in proposals.targets], truth.boxes.device)
+        stages: list[tuple[Regions, tuple[Tensor, Tensor]]] = []
+        for k in range(self.num_cascade_stages):
+            if k:
+                regions = self._next_regions(k, *stages[-1], truth, limits)
+            stages.append((regions, self._run_static_stage(levels, regions, k)))
+        return self._stage_losses(stages)
+
+    @torch.jit.unused
+    def _stage_losses(
+        self, stages: list[tuple[Regions, tuple[Tensor, Tensor]]]
+    ) -> dict[str, Tensor]:
+        losses = {}
+        for k, (regions, predictions) in enumerate(stages):
+            # Behind the first stage any slot may be foreground.
+            slots = self.batch_size_per_image if k else quota(self)
+            with get_event_storage().name_scope(f"stage{k}"):
+                stage = self._output_losses(self.box_predictor[k], predictions, regions, slots)
+            losses.update({f"{name}_stage{k}": loss for name, loss in stage.items()})
+        return losses
+
+    @torch.jit.unused
+    def _run_static_stage(
+        self, levels: list[Tensor], regions: Regions, k: int
+    ) -> tuple[Tensor, Tensor]:
+        pooled = pool_rois(self.box_pooler, levels, regions.boxes)
+        pooled = _ScaleGradient.apply(pooled, 1.0 / self.num_cascade_stages)
+        scores, deltas = self.box_predictor[k](self.box_head[k](pooled))
+        return scores, deltas
+
+    @torch.jit.unused
+    @torch.no_grad()
+    def _next_regions(
+        self,
+        k: int,
+        before: Regions,
+        predictions: tuple[Tensor, Tensor],
+        truth: Truth,
+        limits: Tensor,
+    ) -> Regions:
+        """The boxes that stage ``k`` starts from, labelled."""
+        transform = self.box_predictor[k - 1].box2box_transform
+        deltas = predictions[1].view(*before.boxes.shape)
+        boxes = apply_box_deltas(deltas, before.boxes, transform.weights, transform.scale_clamp)
+        metrics = deferred_metrics()
+        is_finite = (boxes.isfinite().all(dim=-1) | ~before.is_valid).all()
+        metrics.check(is_finite, AssertionError, NOT_FINITE)
+        boxes = clip_boxes(boxes, limits)
+        is_valid = before.is_valid & are_larger(boxes, 0)
+        rule = RegionRule(match_rule(self.proposal_matchers[k]), self.num_classes)
+        labels = label_regions(rule, truth.boxes, truth.count, truth.classes, boxes, is_valid)
+        metrics.check(labels.is_matched, AssertionError, NOT_A_NUMBER)
+        regions = regions_of(
+            boxes, labels.matches, labels.classes, truth.boxes, is_valid, self.num_classes
+        )
+        num_fg, num_images = regions.is_fg.sum(), len(boxes)
+        scope = f"stage{k}/roi_head"
+        metrics.put(f"{scope}/num_fg_samples", num_fg, num_images)
+        metrics.put(f"{scope}/num_bg_samples", is_valid.sum() - num_fg, num_images)
+        return regions

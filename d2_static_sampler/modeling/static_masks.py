@@ -1,0 +1,112 @@
+"""Losses of the mask and keypoint heads over padded slots.
+
+B images, Q first slots of an image, which alone may be foreground, C classes, S the side of a
+predicted mask or heatmap, J keypoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from detectron2.structures import BitMasks, PolygonMasks
+from torch import Tensor
+
+from ..static_step.deferred import deferred_metrics
+from ..static_step.keypoint_losses import has_visible_keypoint, keypoint_heatmap, keypoint_loss
+from ..static_step.mask_losses import crop_masks, mask_loss_mean, mask_stats
+from ..static_step.transfers import to_device
+from .padded_regions import PaddedRegions
+
+
+def mask_losses(head: Any, pooled: Tensor, regions: PaddedRegions, slots: int) -> dict[str, Tensor]:
+    """``loss_mask`` of a ``BaseMaskRCNNHead``.
+
+    Args:
+        head: the mask head.
+        pooled: (B * Q, channels, height, width), the features of the first slots.
+        regions: of the batch.
+        slots: Q.
+    """
+    logits = head.layers(pooled)
+    valid = regions.regions.is_fg[:, :slots].flatten()
+    classes = regions.regions.classes[:, :slots].flatten()
+    targets = mask_targets(regions, slots, logits.shape[-1])
+    _report_masks(mask_stats(logits.detach(), classes, targets, valid))
+    loss = mask_loss_mean(logits, classes, targets, valid)
+    return {"loss_mask": loss * head.loss_weight}
+
+
+def mask_targets(regions: PaddedRegions, slots: int, side: int) -> Tensor:
+    """(B * Q, S, S) bool: the masks of the matches, cropped to the slots.
+
+    Bit masks are cropped on their device. Polygons are drawn on the host, which waits for their
+    boxes: one copy a batch.
+    """
+    boxes = regions.regions.boxes[:, :slots]
+    matches = regions.regions.matches[:, :slots]
+    masks = [getattr(image, "gt_masks", None) if len(image) else None for image in regions.targets]
+    if any(isinstance(of_image, PolygonMasks) for of_image in masks):
+        return _draw_polygons(masks, regions.regions.is_fg[:, :slots], boxes, matches, side)
+    crops = [
+        crop_masks(_bits(of_image, boxes.device), boxes[i], matches[i], side)
+        for i, of_image in enumerate(masks)
+    ]
+    return torch.cat(crops)
+
+
+def keypoint_losses(
+    head: Any, pooled: Tensor, regions: PaddedRegions, slots: int
+) -> dict[str, Tensor]:
+    """``loss_keypoint`` of a ``BaseKeypointRCNNHead``; arguments as in :func:`mask_losses`."""
+    logits = head.layers(pooled)
+    boxes = regions.regions.boxes[:, :slots].flatten(0, 1)
+    keypoints = _matched_keypoints(regions, slots, logits.shape[1])
+    is_fg = regions.regions.is_fg[:, :slots]
+    is_valid = is_fg & has_visible_keypoint(keypoints, boxes).view(is_fg.shape)
+    deferred_metrics().put("keypoint_head/num_fg_samples", is_valid.sum(), is_fg.any(dim=1).sum())
+    index, is_visible = keypoint_heatmap(keypoints, boxes, logits.shape[-1])
+    by_visible = head.loss_normalizer == "visible"
+    normalizer = None if by_visible else len(is_fg) * head.loss_normalizer
+    loss = keypoint_loss(logits, index, is_visible, is_valid.flatten(), normalizer)
+    return {"loss_keypoint": loss * head.loss_weight}
+
+
+def _bits(masks: BitMasks | None, device: torch.device) -> Tensor:
+    if masks is None:
+        return torch.zeros((0, 1, 1), dtype=torch.bool, device=device)
+    return masks.tensor
+
+
+def _draw_polygons(
+    masks: list[PolygonMasks | None], is_fg: Tensor, boxes: Tensor, matches: Tensor, side: int
+) -> Tensor:
+    on_host = torch.cat([is_fg[..., None], matches[..., None], boxes.double()], dim=-1).cpu()
+    drawn = torch.zeros((*is_fg.shape, side, side), dtype=torch.bool)
+    for i, of_image in enumerate(masks):
+        rows = on_host[i, :, 0] > 0
+        if of_image is not None and rows.any():
+            polygons = of_image[on_host[i, rows, 1].long()]
+            drawn[i, rows] = polygons.crop_and_resize(on_host[i, rows, 2:].float(), side)
+    return to_device(drawn.flatten(0, 1), boxes.device)
+
+
+def _matched_keypoints(regions: PaddedRegions, slots: int, num_keypoints: int) -> Tensor:
+    """(B * Q, J, 3)."""
+    truth = regions.truth.boxes
+    keypoints = truth.new_zeros((*truth.shape[:2], num_keypoints, 3))
+    for i, image in enumerate(regions.targets):
+        if len(image):
+            keypoints[i, : len(image)] = image.gt_keypoints.tensor
+    index = regions.regions.matches[:, :slots, None, None].expand(-1, -1, num_keypoints, 3)
+    return keypoints.gather(1, index).flatten(0, 1)
+
+
+def _report_masks(stats: Any) -> None:
+    metrics, total, positive = deferred_metrics(), stats.num_total, stats.num_positive
+    # Detectron2 writes nothing where there is no mask, and 0 where there is nothing to miss.
+    is_any = total > 0
+    outside, inside = ((n.clamp(min=1) * is_any) for n in (total - positive, positive))
+    metrics.put("mask_rcnn/accuracy", total - stats.num_incorrect, total)
+    metrics.put("mask_rcnn/false_positive", stats.num_false_positive, outside)
+    metrics.put("mask_rcnn/false_negative", stats.num_false_negative, inside)

@@ -1,0 +1,200 @@
+"""The ROI heads' part of a training step without host-device synchronisation.
+
+B images, K samples of an image, Q of them at most foreground.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from detectron2.modeling.proposal_generator.proposal_utils import add_ground_truth_to_proposals
+from detectron2.modeling.roi_heads import select_foreground_proposals
+from detectron2.structures import Instances
+from detectron2.utils.events import get_event_storage
+from torch import Tensor
+
+from ..samplers.request import SampleRequest
+from ..static_step.deferred import deferred_metrics
+from ..static_step.graphs import Graphs
+from ..static_step.pooling import pool_rois
+from ..static_step.regions import (
+    OutputLoss,
+    RegionRule,
+    Regions,
+    RegionStep,
+    label_regions,
+    region_losses,
+    region_step,
+    take_regions,
+)
+from ..static_step.truth import Truth, batch_truth
+from .padded import PaddedProposals
+from .padded_regions import Candidates, PaddedRegions, RegionSource, gather_candidates
+from .roi_heads import BatchProposalSampler
+from .static_masks import keypoint_losses, mask_losses
+from .static_rpn import INVALID_SOURCES, INVERTED_BOX, NOT_A_NUMBER, box_loss, match_rule, quota
+
+if TYPE_CHECKING:
+    from detectron2.modeling.roi_heads import Res5ROIHeads, StandardROIHeads
+else:
+    Res5ROIHeads = StandardROIHeads = object
+
+
+class RegionGraphs:
+    """The compiled parts of ROI heads: label and sample; the losses of the boxes."""
+
+    def __init__(self) -> None:
+        # B and N, and G of the ground truth; K and the widths of the head do not change.
+        rows = (0, 1)
+        self.label_and_sample = Graphs(region_step, (rows, (0,), rows, rows, rows, rows))
+        batch = (0,)
+        self.losses = Graphs(region_losses, (batch,) * 7)
+
+
+class StaticProposals(BatchProposalSampler):
+    """Labels and samples with fixed shapes; what it returns keeps its padding."""
+
+    _graphs: RegionGraphs | None
+
+    @torch.jit.unused
+    @torch.no_grad()
+    def label_and_sample_proposals(self, proposals: Any, targets: list[Instances]) -> Any:
+        """The regions to train on; arguments and logged counts as in Detectron2's method."""
+        if not isinstance(proposals, PaddedProposals) and self.proposal_append_gt:
+            add_ground_truth_to_proposals(targets, proposals)  # refuses what does not fit
+        truth = batch_truth(
+            [image.gt_boxes.tensor for image in targets], [image.gt_classes for image in targets]
+        )
+        candidates = gather_candidates(proposals, truth if self.proposal_append_gt else None)
+        regions, (index, num_pos, num_neg), is_matched = self._label_and_sample(truth, candidates)
+        metrics = deferred_metrics()
+        metrics.check(is_matched, AssertionError, NOT_A_NUMBER)
+        metrics.put("roi_head/num_fg_samples", num_pos.sum(), len(targets))
+        metrics.put("roi_head/num_bg_samples", num_neg.sum(), len(targets))
+        count = num_pos + num_neg
+        source = RegionSource(self, proposals, index, count, candidates.num_proposals)
+        return PaddedRegions(regions, truth, targets, source)
+
+    @torch.jit.unused
+    def _label_and_sample(
+        self, truth: Truth, candidates: Candidates
+    ) -> tuple[Regions, tuple[Tensor, Tensor, Tensor], Tensor]:
+        rule = RegionRule(match_rule(self.proposal_matcher), self.num_classes)
+        boxes, is_box, _ = candidates
+        tensors = truth.boxes, truth.count, truth.classes, boxes, is_box
+        if self._graphs is not None:
+            request = SampleRequest(self.batch_size_per_image, quota(self), self.num_classes)
+            take, words = self._label_sampler.taker(is_box.shape, request, boxes.device)
+            return self._graphs.label_and_sample(RegionStep(rule, take), *tensors, words)
+        labels = label_regions(rule, *tensors)
+        sample = self._sampled(labels.classes)
+        regions = take_regions(sample, labels, boxes, truth.boxes, self.num_classes)
+        return regions, (sample.index, sample.num_pos, sample.num_neg), labels.is_matched
+
+    @torch.jit.unused
+    def _output_losses(
+        self, predictor: Any, predictions: tuple[Tensor, Tensor], regions: Regions, slots: int
+    ) -> dict[str, Tensor]:
+        """The losses of Fast R-CNN's output layers, of which ``slots`` may be foreground."""
+        loss = OutputLoss(
+            predictor.num_classes,
+            box_loss(predictor),
+            slots,
+            getattr(predictor, "use_sigmoid_ce", False),
+        )
+        boxes, _, classes, targets, is_valid, is_fg = regions
+        losses = region_losses if self._graphs is None else self._graphs.losses
+        scores, deltas = predictions
+        if self._graphs is not None:
+            scores, deltas = scores.float(), deltas.float()
+        result = losses(loss, scores, deltas, boxes, targets, classes, is_valid, is_fg)
+        _report(result)
+        named = {"loss_cls": result.classification, "loss_box_reg": result.box}
+        return {k: v * predictor.loss_weight.get(k, 1.0) for k, v in named.items()}
+
+
+class StaticROIHeads(StaticProposals, StandardROIHeads):
+    """Detectron2's ``StandardROIHeads`` over padded slots; inference stays Detectron2's."""
+
+    @torch.jit.unused
+    def _forward_box(self, features: dict[str, Tensor], proposals: Any) -> Any:
+        if not isinstance(proposals, PaddedRegions):
+            return super()._forward_box(features, proposals)
+        levels = [features[f] for f in self.box_in_features]
+        pooled = pool_rois(self.box_pooler, levels, proposals.regions.boxes)
+        predictions = self.box_predictor(self.box_head(pooled))
+        return self._output_losses(self.box_predictor, predictions, proposals.regions, quota(self))
+
+    @torch.jit.unused
+    def _forward_mask(self, features: dict[str, Tensor], instances: Any) -> Any:
+        if not isinstance(instances, PaddedRegions) or not self.mask_on:
+            return super()._forward_mask(features, instances)
+        if not self._masks_are_static or shows_masks(self.mask_head):
+            return super()._forward_mask(features, instances.instances)
+        slots = quota(self)
+        levels = [features[f] for f in self.mask_in_features]
+        pooled = pool_rois(self.mask_pooler, levels, instances.regions.boxes[:, :slots])
+        return mask_losses(self.mask_head, pooled, instances, slots)
+
+    @torch.jit.unused
+    def _forward_keypoint(self, features: dict[str, Tensor], instances: Any) -> Any:
+        if not isinstance(instances, PaddedRegions) or not self.keypoint_on:
+            return super()._forward_keypoint(features, instances)
+        if not self._keypoints_are_static:
+            return super()._forward_keypoint(features, instances.instances)
+        slots = quota(self)
+        levels = [features[f] for f in self.keypoint_in_features]
+        pooled = pool_rois(self.keypoint_pooler, levels, instances.regions.boxes[:, :slots])
+        return keypoint_losses(self.keypoint_head, pooled, instances, slots)
+
+
+class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
+    """Detectron2's ``Res5ROIHeads`` over padded slots; inference stays Detectron2's."""
+
+    @torch.jit.unused
+    def forward(
+        self,
+        images: Any,
+        features: dict[str, Tensor],
+        proposals: Any,
+        targets: list[Instances] | None = None,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """As in Detectron2."""
+        if not self.training:
+            return super().forward(images, features, proposals, targets)
+        assert targets
+        sampled = self.label_and_sample_proposals(proposals, targets)
+        levels, slots = [features[f] for f in self.in_features], quota(self)
+        pooled = self.res5(pool_rois(self.pooler, levels, sampled.regions.boxes))
+        predictions = self.box_predictor(pooled.mean(dim=[2, 3]))
+        losses = self._output_losses(self.box_predictor, predictions, sampled.regions, slots)
+        if self.mask_on and not (self._masks_are_static and not shows_masks(self.mask_head)):
+            return [], losses | self._masks_as_ever(pooled, sampled)
+        if self.mask_on:
+            by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)
+            first = by_image[:, :slots].flatten(0, 1)
+            losses.update(mask_losses(self.mask_head, first, sampled, slots))
+        return [], losses
+
+    @torch.jit.unused
+    def _masks_as_ever(self, pooled: Tensor, sampled: PaddedRegions) -> dict[str, Tensor]:
+        fg, is_fg = select_foreground_proposals(sampled.instances, self.num_classes)
+        by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)
+        rows = [image[: len(mask)][mask] for image, mask in zip(by_image, is_fg, strict=True)]
+        return self.mask_head(torch.cat(rows), fg)
+
+
+def shows_masks(mask_head: Any) -> bool:
+    """Whether this iteration writes pictures of masks: Detectron2's step does that."""
+    period = mask_head.vis_period
+    return bool(period > 0 and get_event_storage().iter % period == 0)
+
+
+def _report(result: Any) -> None:
+    metrics, stats = deferred_metrics(), result.stats
+    metrics.put("fast_rcnn/cls_accuracy", stats.num_accurate, stats.num_valid)
+    metrics.put("fast_rcnn/fg_cls_accuracy", stats.num_fg_accurate, stats.num_fg)
+    metrics.put("fast_rcnn/false_negative", stats.num_false_negative, stats.num_fg)
+    metrics.check(result.are_sources_right, AssertionError, INVALID_SOURCES)
+    metrics.check(result.are_predictions_right, AssertionError, INVERTED_BOX)

@@ -1,0 +1,1 @@
+"""A training step of an R-CNN with fixed shapes."""

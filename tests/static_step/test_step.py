@@ -1,0 +1,66 @@
+"""The static step has the losses, gradients and logs of Detectron2's step with the same sample.
+
+That the same sampler in Detectron2's step equals stock, given its picks, is shown in
+tests/modeling/test_models_fidelity.py.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from detectron2.utils.events import EventStorage
+
+from d2_static_sampler import install_sampler
+from d2_static_sampler.static_step.deferred import deferred_metrics
+from tests.modeling.models import CASES, MODELS, RUNNABLE_CASES, eager_focal_loss  # noqa: F401
+
+SEED = 5
+
+
+def train_once(model, batch):
+    """Losses, gradients by parameter, and logged scalars of one forward and backward."""
+    model.zero_grad()
+    torch.manual_seed(0)
+    with EventStorage() as storage:
+        losses = model(batch)
+        sum(losses.values()).backward()
+        deferred_metrics().flush()
+    gradients = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return losses, gradients, {name: value for name, (value, _) in storage.latest().items()}
+
+
+def assert_close(got, expected):
+    """Losses within 1e-6, gradients within 1e-5 in L2, counts exactly."""
+    losses, gradients, logged = got
+    expected_losses, expected_gradients, expected_logged = expected
+    assert losses.keys() == expected_losses.keys()
+    for name, loss in expected_losses.items():
+        torch.testing.assert_close(losses[name], loss, rtol=1e-6, atol=1e-9, msg=name)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
+        error = (gradients[name] - gradient).norm() / gradient.norm().clamp(min=1e-12)
+        assert error <= 1e-5, name
+    assert logged == pytest.approx(expected_logged, rel=1e-12, abs=0)
+
+
+@pytest.mark.usefixtures("eager_focal_loss")
+@pytest.mark.parametrize(("name", "case"), RUNNABLE_CASES)
+def test_equals_detectron2(name, case):
+    tiny = MODELS[name]()
+    num_gt, opts = CASES[case]
+    model = tiny.build(*opts)
+    static = install_sampler(copy.deepcopy(model), "static", static_step=True, seed=SEED)
+    batch = tiny.batch(num_gt)
+    expected = train_once(install_sampler(model, "static", seed=SEED), batch)
+    got = train_once(static, batch)
+    for logs in (got[2], expected[2]):
+        logs.pop("kpts_num_skipped_batches", None)
+    # Detectron2 logs a mean over no instance as NaN.
+    logs = {name: value for name, value in expected[2].items() if value == value}
+    assert_close(got, (*expected[:2], logs))
