@@ -34,6 +34,15 @@ def check_sampler_config(cfg: CfgNode) -> None:
     names = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
     _check("IMPL", sampler.IMPL, sampler.IMPL in names, _choices(names))
     _check("SELECT", sampler.SELECT, sampler.SELECT in SELECTIONS, _choices(SELECTIONS))
+    step = sampler.STATIC_STEP
+    _check("STATIC_STEP", step, isinstance(step, bool), _choices(("True", "False")))
+    if step and sampler.IMPL == "naive":
+        others = ", ".join(name for name in names if name != "naive")
+        raise ValueError(
+            "MODEL.SAMPLER.STATIC_STEP is True, but MODEL.SAMPLER.IMPL is 'naive', which leaves "
+            f"the whole step to Detectron2; choose one of: {others}; or "
+            "MODEL.SAMPLER.STATIC_STEP False"
+        )
     _check("SEED", sampler.SEED, sampler.SEED >= -1, "-1 or at least 0")
     _check("LOG_PERIOD", sampler.LOG_PERIOD, sampler.LOG_PERIOD >= 1, "at least 1")
     _check("WARMUP_ITERS", sampler.WARMUP_ITERS, sampler.WARMUP_ITERS >= 0, "at least 0")
@@ -71,7 +80,8 @@ def _defaults() -> CfgNode:
     node.STATIC_STEP = False
     # Measure every iteration: OUTPUT_DIR/step_times.jsonl and Detectron2's own logs.
     node.TIMING = True
-    # Iterations between two lines of step times on the console.
+    # Iterations between two lines of step times on the console. With STATIC_STEP also the most
+    # until losses reach the host and are checked; every 20th iteration does that anyway.
     node.LOG_PERIOD = 20
     # First iterations of a run that its summary leaves out.
     node.WARMUP_ITERS = 10

@@ -16,18 +16,20 @@ from detectron2.data.detection_utils import (
     annotations_to_instances,
     annotations_to_instances_rotated,
 )
-from detectron2.engine import AMPTrainer, SimpleTrainer, hooks
+from detectron2.engine import SimpleTrainer, hooks
 from detectron2.modeling import build_model
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.structures import BoxMode
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
+from impl_names import split_impl
 from tqdm import tqdm
 
 from d2_static_sampler import SamplerHook, install_sampler
-from d2_static_sampler.engine import read_steps
+from d2_static_sampler.engine import amp_trainer, read_steps
 from d2_static_sampler.engine.hooks import STEP_LOG
-from d2_static_sampler.modeling import installed_samplers
+from d2_static_sampler.modeling import has_static_step, installed_samplers
+from d2_static_sampler.static_step.deferred import deferred_metrics
 
 BOXES_PER_IMAGE = 7  # COCO has 7.3
 Row = dict[str, Any]
@@ -46,7 +48,7 @@ class ImplRun:
 
     Args:
         cfg: the complete config.
-        impl: for ``MODEL.SAMPLER.IMPL``.
+        impl: for ``MODEL.SAMPLER.IMPL``; with "+step" behind it STATIC_STEP is on.
         size: of synthetic images; None takes the config's training data.
         folder: for the step log.
 
@@ -57,7 +59,8 @@ class ImplRun:
     def __init__(self, cfg: CfgNode, impl: str, size: Size | None, folder: Path) -> None:
         cfg = cfg.clone()
         cfg.defrost()
-        cfg.OUTPUT_DIR, cfg.MODEL.SAMPLER.IMPL = str(folder), impl
+        cfg.OUTPUT_DIR = str(folder)
+        cfg.MODEL.SAMPLER.IMPL, cfg.MODEL.SAMPLER.STATIC_STEP = split_impl(impl)
         self.seed = max(cfg.SEED, 0)
         self.log = folder / STEP_LOG
         self.peak_bytes: list[int] = []
@@ -65,7 +68,7 @@ class ImplRun:
         self.model = _model(cfg)
         self.optimizer = build_optimizer(cfg, self.model)
         self.loader = SyntheticLoader(cfg, size) if size else build_detection_train_loader(cfg)
-        make = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
+        make = amp_trainer(cfg.MODEL.DEVICE) if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
         self.trainer = make(self.model, self.loader, self.optimizer)
         schedule = hooks.LRScheduler(self.optimizer, build_lr_scheduler(cfg, self.optimizer))
         self.trainer.register_hooks([schedule, SamplerHook(cfg)])
@@ -86,7 +89,13 @@ class ImplRun:
         self._stop_peak(others)
 
     def finish(self) -> list[Row]:
-        """The rows of all steps, as training logs them."""
+        """The rows of all steps, as training logs them.
+
+        Raises:
+            FloatingPointError: a loss since the last flush was not finite.
+        """
+        if has_static_step(self.model):
+            deferred_metrics(self.trainer.storage).flush()
         self.trainer.after_train()
         return read_steps(self.log)
 
@@ -124,6 +133,8 @@ def _model(cfg: CfgNode) -> torch.nn.Module:
             f"{cfg.MODEL.META_ARCHITECTURE} has nowhere to put {impl!r}: choose a model with an "
             "RPN or ROI heads of Detectron2's"
         )
+    if cfg.MODEL.SAMPLER.STATIC_STEP and not has_static_step(model):
+        raise RunError(f"{cfg.MODEL.META_ARCHITECTURE} has no part that the static step equals")
     return model.train()
 
 

@@ -129,8 +129,6 @@ def count(is_compiled: bool, run: Run) -> dict[str, Any]:
 def summarize(
     work: Work, name: str, threads: int, times: list[float], baseline: list[float]
 ) -> dict[str, Any]:
-    p20, _, _, p80 = quantiles(times, n=5, method="inclusive")
-    speedup = median(base / own for base, own in zip(baseline, times, strict=True))
     return {
         "work": work.name,
         "B": work.batch,
@@ -138,6 +136,14 @@ def summarize(
         "K": work.num_samples,
         "threads": threads,
         "implementation": name,
+    } | summarize_times(times, baseline)
+
+
+def summarize_times(times: list[float], baseline: list[float]) -> dict[str, float]:
+    """Percentiles of milliseconds, and the median of the rounds' ratios to a baseline."""
+    p20, _, _, p80 = quantiles(times, n=5, method="inclusive")
+    speedup = median(base / own for base, own in zip(baseline, times, strict=True))
+    return {
         "p20_ms": round(p20, 4),
         "p50_ms": round(median(times), 4),
         "p80_ms": round(p80, 4),

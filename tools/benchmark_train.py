@@ -34,23 +34,24 @@ from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog
 from detectron2.engine import default_argument_parser
 from devices import check_device, check_memory, is_out_of_memory
+from impl_names import IMPLS, check_impl
 from tabulate import tabulate
 from tqdm import tqdm
 from train_net import merge_file
 from versions import versions
 
-from d2_static_sampler import LABEL_SAMPLER_REGISTRY, add_sampler_config
+from d2_static_sampler import add_sampler_config
 from d2_static_sampler.data import ensure_shapes
 from d2_static_sampler.engine import check_run
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "quick" / "faster_rcnn_R_18_FPN_shapes.yaml"
 BASELINE = "naive"
-IMPLS = (BASELINE, "static", "compiled")
 LEAST_SIZE = 32  # the stride of a usual backbone
 OWN_OPTIONS = {
     "MODEL.DEVICE": "--device",
     "MODEL.SAMPLER.IMPL": "--impl",
+    "MODEL.SAMPLER.STATIC_STEP": "--impl",
     "SOLVER.IMS_PER_BATCH": "--images",
 }
 
@@ -82,7 +83,7 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     merge_file(cfg, args.config_file)
     cfg.merge_from_list(args.opts)
     cfg.MODEL.DEVICE = args.device
-    cfg.MODEL.SAMPLER.IMPL = BASELINE
+    cfg.MODEL.SAMPLER.IMPL, cfg.MODEL.SAMPLER.STATIC_STEP = BASELINE, False
     cfg.MODEL.SAMPLER.TIMING = True
     cfg.MODEL.SAMPLER.WARMUP_ITERS = args.warmup
     cfg.SOLVER.MAX_ITER = max(cfg.SOLVER.MAX_ITER, args.warmup + args.steps)
@@ -116,9 +117,7 @@ def check_config(cfg: CfgNode, is_synthetic: bool) -> None:
 def check_arguments(args: argparse.Namespace) -> None:
     """ValueError or OSError, in one line, for what no config is needed to see."""
     for name in args.impl:
-        if name not in LABEL_SAMPLER_REGISTRY:
-            names = ", ".join(sorted(name for name, _ in LABEL_SAMPLER_REGISTRY))
-            raise ValueError(f"--impl is {name!r}; choose from: {names}")
+        check_impl(name)
     least = {"images": 1, "steps": 2, "warmup": 0, "threads": 1, "synthetic": LEAST_SIZE}
     for option, limit in least.items():
         value = getattr(args, option)
@@ -162,7 +161,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--impl",
         nargs="+",
         default=list(IMPLS),
-        help=f"any registered sampler; naive is always there (default: {' '.join(IMPLS)})",
+        help="any registered sampler, with +step behind it for the static step too; naive is "
+        f"always there (default: {' '.join(IMPLS)})",
     )
     parser.add_argument("--images", nargs="+", type=int, help="a step (default: the config's)")
     parser.add_argument("--steps", type=int, default=30, help="measured (default: 30)")

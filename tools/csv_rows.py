@@ -63,7 +63,7 @@ def read_rows(path: Path) -> list[Row]:
     try:
         rows = [_row(cells, path, reader) for cells in reader]
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        raise ValueError(f"{path}, line {reader.reader.line_num}: {error}") from error
     if not rows:
         raise ValueError(f"{path}: no rows")
     return rows

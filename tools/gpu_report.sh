@@ -47,10 +47,10 @@ fi
 if [[ $device == cuda ]]; then
     "$python" -c 'import torch, sys; sys.exit(None if torch.cuda.is_available() else
         "gpu_report: this torch finds no CUDA device; --device cpu tries the script")'
-    works=(rpn roi) rounds=9 images=(1 2 4 8 16) size=(800 1333) steps=12
+    works=(rpn roi) rounds=9 images=(1 2 4 8 16) rpn_images=(2 8) size=(800 1333) steps=12
     config=configs/faster_rcnn_R_50_FPN_static.yaml
 else
-    works=(small) rounds=3 images=(1 2) size=(96 128) steps=4
+    works=(small) rounds=3 images=(1 2) rpn_images=(2) size=(96 128) steps=4
     config=configs/quick/faster_rcnn_R_18_FPN_shapes.yaml
 fi
 
@@ -70,6 +70,8 @@ part sampler "$python" tools/benchmark_sampler.py --work "${works[@]}" --select 
 part train "$python" tools/benchmark_train.py --config-file "$config" --images "${images[@]}" \
     --synthetic "${size[@]}" --steps "$steps" --warmup 3 --device "$device" \
     --csv "$output/train.csv" -- MODEL.WEIGHTS '' SOLVER.BASE_LR 1e-6
+part rpn "$python" tools/benchmark_rpn.py --images "${rpn_images[@]}" --size "${size[@]}" --rounds "$rounds" \
+    --device "$device" --csv "$output/rpn.csv"
 part profile "$python" tools/profile_step.py --images 1 4 --device "$device" --output "$output/profile"
 part figures "$python" tools/plot_results.py "$output/sampler.csv" "$output/train.csv"
 echo "gpu_report: $output"

@@ -99,13 +99,14 @@ def register_hooks(
 ) -> None:
     """Detectron2's hooks, and the one for step times and the samplers' state."""
     options, view = cfg.train, yaml_config(cfg)
-    # The processes of a run bring their step times together before a checkpoint.
+    # Before a checkpoint processes bring their step times together, and losses are checked.
     view.SOLVER.CHECKPOINT_PERIOD = options.checkpointer.period
+    view.TEST.EVAL_PERIOD = options.eval_period
     registered = [
         hooks.IterationTimer(),
         hooks.LRScheduler(scheduler=instantiate(cfg.lr_multiplier)),
         hooks.EvalHook(options.eval_period, lambda: evaluate(cfg, trainer.model)),
-        SamplerHook(view),
+        SamplerHook(view, writer_period=options.log_period),
     ]
     if comm.is_main_process():
         writers = default_writers(options.output_dir, options.max_iter)

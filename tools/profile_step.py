@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,57 +23,74 @@ from command_line import one_line
 from detectron2.config import CfgNode
 from detectron2.utils.events import EventStorage
 from devices import check_device, check_memory, is_out_of_memory
+from impl_names import IMPLS, check_impl, split_impl
+from profile_figures import figures, graph_figures, hide_sampling, waits
 from profile_model import make_batch, make_config, make_model
 from profile_report import report
 from torch.profiler import profile, record_function
 from tqdm import tqdm
 from versions import versions
 
-from d2_static_sampler import LABEL_SAMPLER_REGISTRY, build_label_sampler, install_sampler
+from d2_static_sampler import build_label_sampler, install_sampler
 from d2_static_sampler.config import check_sampler_config
-from d2_static_sampler.engine.step_phases import (
-    PHASES,
-    STEP,
-    CapturedGraphs,
-    StepPhases,
-    count_ops_by_phase,
-    count_waits,
-)
+from d2_static_sampler.engine.captured_graphs import CapturedGraphs
+from d2_static_sampler.engine.step_phases import STEP, StepPhases, count_ops_by_phase
+from d2_static_sampler.modeling import static_graphs
 from d2_static_sampler.samplers import CompiledSampler
+from d2_static_sampler.static_step.deferred import deferred_metrics
 
 MIN_SIZE = 32  # smaller images leave no room for three boxes
 CONFIG_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
 
 
-def make_sampler(cfg: CfgNode, impl: str) -> Any:
+def make_sampler(cfg: CfgNode, name: str) -> Any:
     """What ``install_sampler`` takes; one for all numbers of images, as in a training run."""
+    impl, has_step = split_impl(name)
     if impl == "naive":
         return impl
     cfg = cfg.clone()
     cfg.MODEL.SAMPLER.IMPL = impl
-    return build_label_sampler(cfg, **({"use_numpy": False} if impl == "compiled" else {}))
+    # In a compiled static step other operations are compiled anyway.
+    options = {"use_numpy": False} if impl == "compiled" and not has_step else {}
+    return build_label_sampler(cfg, **options)
 
 
-def measure(cfg: CfgNode, sampler: Any, batch: list[dict[str, Any]], trace: Path) -> dict[str, Any]:
+def measure(
+    cfg: CfgNode, sampler: Any, has_step: bool, batch: list[dict[str, Any]], trace: Path
+) -> dict[str, Any]:
     """All figures of a sampler at one number of images; leaves the trace in a file."""
-    model = install_sampler(make_model(cfg), sampler, seed=cfg.MODEL.SAMPLER.SEED)
+    model = make_model(cfg)
+    install_sampler(model, sampler, static_step=has_step, seed=cfg.MODEL.SAMPLER.SEED)
+    graphs, count = observe(model, batch, trace)
+    row = figures(count)
+    if isinstance(sampler, CompiledSampler):
+        if not has_step:
+            hide_sampling(row)
+        is_eager = any(each.is_eager for each in (sampler, *static_graphs(model)))
+        row["graphs"] = graph_figures(graphs) | {"is_eager": is_eager}
+    if cfg.MODEL.DEVICE.startswith("cuda"):
+        row["waits"] = waits(trace)
+    return row
+
+
+def observe(
+    model: torch.nn.Module, batch: list[dict[str, Any]], trace: Path
+) -> tuple[CapturedGraphs, count_ops_by_phase]:
+    """Three steps: what the first compiles, the operations of a forward, the trace of the last."""
     graphs, phases = CapturedGraphs(), StepPhases()
+    count = count_ops_by_phase(phases)
     with EventStorage() as storage:
         with graphs.watch():
             run_step(model, batch)
-        with phases.watch(model, storage), count_ops_by_phase(phases) as count:
+        deferred_metrics().flush()
+        with phases.watch(model, storage), count:
             model(batch)
+        deferred_metrics().flush()
         with StepPhases(trace=True).watch(model, storage), profile() as profiler:
             run_step(model, batch)
+        deferred_metrics().flush()
     profiler.export_chrome_trace(str(trace))
-    row = figures(count)
-    if isinstance(sampler, CompiledSampler):
-        hide_sampling(row)
-        row["graphs"] = graph_figures(graphs) | {"is_eager": sampler.is_eager}
-    if cfg.MODEL.DEVICE.startswith("cuda"):
-        waits = count_waits(json.loads(trace.read_text())["traceEvents"])
-        row["waits"] = {kind: by_phase(counts) for kind, counts in waits.items()}
-    return row
+    return graphs, count
 
 
 def measure_all(cfg: CfgNode, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -87,7 +103,7 @@ def measure_all(cfg: CfgNode, args: argparse.Namespace) -> list[dict[str, Any]]:
             works.set_description(f"{impl}, {images} images")
             trace = args.output / f"trace_{impl}_{images}.json"
             batch = make_batch(cfg, images, *args.size)
-            row = measure(cfg, samplers[impl], batch, trace)
+            row = measure(cfg, samplers[impl], split_impl(impl)[1], batch, trace)
             rows.append({"impl": impl, "images": images, "trace": trace.name} | row)
     return rows
 
@@ -103,43 +119,6 @@ def run_step(model: torch.nn.Module, batch: list[dict[str, Any]]) -> None:
         with record_function("optimizer"):
             optimizer.step()
     optimizer.zero_grad()
-
-
-def figures(count: count_ops_by_phase) -> dict[str, Any]:
-    """Counts by phase, how often each operation ran, and the lines of what depends on data."""
-    ops, names = Counter[str](), Counter[str]()
-    for (phase, name), times in count.ops.items():
-        ops[phase] += times
-        names[name] += times
-    return {
-        "data_dependent": by_phase(Counter(phase for phase, _ in count.issued)),
-        "ops": by_phase(ops),
-        "ops_by_name": dict(names.most_common()),
-        "lines": [
-            {"phase": phase, "op": op.name, "file": op.file, "line": op.line, "times": times}
-            for (phase, op), times in Counter(count.issued).items()
-        ],
-    }
-
-
-def graph_figures(graphs: CapturedGraphs) -> dict[str, Any]:
-    return {
-        "captured": graphs.num_captured,
-        "breaks": graphs.num_breaks,
-        "each": [figures(graph) for graph in graphs.counts],
-    }
-
-
-def by_phase(counts: Counter[str]) -> dict[str, Any]:
-    return {"total": counts.total(), "by_phase": {phase: counts[phase] for phase in PHASES}}
-
-
-def hide_sampling(row: dict[str, Any]) -> None:
-    """Take out what a counter saw of a compiled sampler: the static one, run eagerly."""
-    for counts in (row["data_dependent"], row["ops"]):
-        counts["total"] = counts["by_phase"]["sample"] = None
-    row["lines"] = [line for line in row["lines"] if line["phase"] != "sample"]
-    row["ops_by_name"] = None
 
 
 def describe(cfg: CfgNode, args: argparse.Namespace) -> dict[str, Any]:
@@ -161,8 +140,9 @@ def parse_args(
     )
     add = parser.add_argument
     add("--config-file", type=Path, metavar="YAML", help="default: a small Faster R-CNN, R18-FPN")
-    add("--impl", nargs="+", metavar="IMPL", default=["naive", "static", "compiled"],
-        help="naive, static, compiled or a registered name (default: these three)")  # fmt: skip
+    add("--impl", nargs="+", metavar="IMPL", default=list(IMPLS),
+        help="naive, static, compiled or a registered name; with +step behind it, but for naive, "
+        f"the static step too (default: {' '.join(IMPLS)})")  # fmt: skip
     add("--images", nargs="+", type=int, metavar="N", default=[1, 2, 4, 8],
         help="images in a step (default: 1 2 4 8)")  # fmt: skip
     add("--size", nargs=2, type=int, metavar=("H", "W"), default=[256, 256],
@@ -189,8 +169,8 @@ def with_separator(arguments: Sequence[str]) -> list[str]:
 
 def check(args: argparse.Namespace) -> CfgNode:
     args.impl, args.images = list(dict.fromkeys(args.impl)), list(dict.fromkeys(args.images))
-    names = sorted({"naive", *(name for name, _ in LABEL_SAMPLER_REGISTRY)})
-    require("--impl", args.impl, lambda impl: impl in names, f"choose from: {', '.join(names)}")
+    for impl in args.impl:
+        check_impl(impl)
     require("--images", args.images, lambda images: images >= 1, "at least 1")
     require("--size", args.size, lambda size: size >= MIN_SIZE, f"at least {MIN_SIZE}")
     height, width = args.size

@@ -2,6 +2,7 @@
 
 from .amp import CpuAMPTrainer, amp_trainer
 from .checks import check_run
+from .deferred_losses import DeferredLosses
 from .hooks import SamplerHook
 from .launch import launch
 from .picture import draw_detections
@@ -10,6 +11,7 @@ from .step_timer import StepTimer
 
 __all__ = [
     "CpuAMPTrainer",
+    "DeferredLosses",
     "SamplerHook",
     "StepLog",
     "StepTimer",

@@ -1,4 +1,4 @@
-"""The one hook that a training script registers: step times, and the samplers' state."""
+"""The one hook that a training script registers: step times, deferred losses, samplers' state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.utils import comm
 
-from ..modeling import HeadSampler, installed_samplers
+from ..modeling import HeadSampler, has_static_step, installed_samplers, static_graphs
+from ..static_step.deferred import PERIOD, deferred_metrics
+from .deferred_losses import DeferredLosses
 from .row_exchange import RowExchange
 from .step_log import Row, StepLog, read_steps, summarize_steps
 from .step_timer import StepTimer, StepTimes
@@ -35,12 +37,25 @@ class SamplerHook(HookBase):
     are others, "slowest" holds the times of the one that the rest waited for. The processes meet
     for it every LOG_PERIOD iterations, before a checkpoint of SOLVER.CHECKPOINT_PERIOD and in the
     last iteration, never after an error: the rows since then are written without it.
+
+    With MODEL.SAMPLER.STATIC_STEP losses and logged figures reach the host, and are checked, every
+    LOG_PERIOD iterations and no later than in each 20th, before checkpoints and evaluations, and in
+    the last iteration; see :class:`~d2_static_sampler.engine.DeferredLosses`.
+
+    Args:
+        cfg: the complete config.
+        writer_period: that of the trainer's ``PeriodicWriter``.
     """
 
-    def __init__(self, cfg: CfgNode) -> None:
+    def __init__(self, cfg: CfgNode, *, writer_period: int = PERIOD) -> None:
         self._options = cfg.MODEL.SAMPLER
         self._path = os.path.join(cfg.OUTPUT_DIR, STEP_LOG)
         self._periods = (self._options.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD, MOST_ROWS)
+        self._flush_periods = (
+            *(writer_period, min(self._options.LOG_PERIOD, PERIOD)),
+            *(cfg.SOLVER.CHECKPOINT_PERIOD, cfg.TEST.EVAL_PERIOD),
+        )
+        self._losses: DeferredLosses | None = None
         self._timer: StepTimer | None = None
         self._log: StepLog | None = None
         self._exchange: RowExchange | None = None
@@ -49,10 +64,12 @@ class SamplerHook(HookBase):
         self._rows: list[Row] = []
 
     def before_train(self) -> None:
-        """Open the log and wrap the trainer's ``run_step``."""
+        """Defer losses where the step is static; open the log and wrap ``run_step``."""
         for head in self._heads():
             # A checkpoint without their count, as one of IMPL naive is: a call an iteration.
             head.calls = head.calls or self.trainer.start_iter
+        if has_static_step(self.trainer.model):
+            self._start_deferring()
         if not self._options.TIMING:
             return
         if "run_step" in vars(self.trainer):
@@ -68,6 +85,7 @@ class SamplerHook(HookBase):
 
     def after_train(self) -> None:
         """Write what is left, print the summary and unwrap ``run_step``; also after an error."""
+        self._stop_deferring()
         if self._timer is None:
             return
         del self.trainer.run_step
@@ -82,7 +100,13 @@ class SamplerHook(HookBase):
             logger.info("Step times:\n" + summarize_steps(read_steps(self._path)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The calls of every head; and no checkpoint without the rows of its iterations."""
+        """The calls of every head; and no checkpoint without the rows of its iterations.
+
+        Raises:
+            FloatingPointError, Exception: of an iteration until then whose losses were not finite,
+                or a check failed; with many processes at the next common flush instead.
+        """
+        self._flush_losses()
         self._write_all()
         calls = [head.calls for head in self._heads()]
         return {"calls": calls} if calls else {}
@@ -101,17 +125,41 @@ class SamplerHook(HookBase):
     def _heads(self) -> list[HeadSampler]:
         return list(installed_samplers(self.trainer.model).values())
 
+    def _start_deferring(self) -> None:
+        losses = DeferredLosses(self.trainer, *self._flush_periods)
+        if losses.install():
+            self._losses = losses
+            # After an error hooks that write, and stand before this one, should have all there is.
+            self.trainer.after_train = self._after_train
+
+    def _after_train(self) -> None:
+        self._stop_deferring()
+        self.trainer.after_train()
+
+    def _stop_deferring(self) -> None:
+        if self._losses is not None:
+            del self.trainer.after_train
+            self._losses.remove()
+            self._losses = None
+
+    def _flush_losses(self) -> None:
+        storage = getattr(self.trainer, "storage", None)
+        if storage is None or not has_static_step(self.trainer.model):
+            return
+        # Where there are others they are not here: process 0 alone saves checkpoints.
+        if comm.get_world_size() == 1:
+            deferred_metrics(storage).flush()
+
     def _timed_run_step(self) -> None:
         assert self._timer is not None
         graphs = self._num_graphs()
         with self._timer.step() as times:
             self._run_step()
         iteration = self.trainer.iter
-        heads = self._heads()
         first = iteration - self.trainer.start_iter < self._options.WARMUP_ITERS
         row = {
             "iteration": iteration,
-            "impl": heads[0].impl if heads else "naive",
+            "impl": self._impl(),
             "images": times.images,
             "device": str(next(self.trainer.model.parameters()).device),
             "warmup": first or self._num_graphs() > graphs,
@@ -126,8 +174,17 @@ class SamplerHook(HookBase):
             self._rows = self._exchange.gather(self._rows)
             self._write_rows()
 
+    def _impl(self) -> str:
+        heads, model = self._heads(), self.trainer.model
+        impl = heads[0].impl if heads else "naive"
+        if not has_static_step(model):
+            return impl
+        is_eager = any(graphs.is_eager for graphs in static_graphs(model))
+        return f"{impl}+step (eager)" if is_eager else f"{impl}+step"
+
     def _num_graphs(self) -> int:
-        return sum(getattr(head.sampler, "num_graphs", 0) for head in self._heads())
+        graphs = [head.sampler for head in self._heads()] + static_graphs(self.trainer.model)
+        return sum(getattr(each, "num_graphs", 0) for each in graphs)
 
     def _is_exchange_due(self, done: int) -> bool:
         """Whether the processes meet after ``done`` iterations; the same answer in each."""

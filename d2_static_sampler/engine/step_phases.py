@@ -5,8 +5,9 @@
 - loss: the losses of every head
 - pooler: cutting the features of the regions out
 - nms: choosing the RPN's proposals
-- logging: what goes to the event storage. Where Detectron2 reads a figure in the function that
-  computes it (``.item()`` in a loss), reading it belongs to that function's phase.
+- logging: what goes to the event storage, or to the figures that the static step defers. Where
+  Detectron2 reads a figure in the function that computes it (``.item()`` in a loss), reading it
+  belongs to that function's phase.
 - other: everything else, such as the backbone
 
 Phases nest; what runs belongs to the innermost one.
@@ -15,14 +16,12 @@ Phases nest; what runs belongs to the innermost one.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from detectron2.modeling.poolers import ROIPooler
 from detectron2.modeling.proposal_generator import rpn, rrpn
 from detectron2.modeling.roi_heads import fast_rcnn, keypoint_head, mask_head, roi_heads
@@ -30,13 +29,15 @@ from detectron2.utils.events import EventStorage
 from torch import nn
 from torch.profiler import record_function
 
+from ..modeling import has_static_step, static_cascade, static_masks, static_roi_heads
+from ..static_step.deferred import deferred_metrics
 from .op_counter import DataDependentOp, count_data_dependent_ops
-from .step_timer import replaced
+from .step_timer import calls_sampler, replaced
 
 OTHER = "other"
 PHASES = ("match", "sample", "loss", "pooler", "nms", "logging", OTHER)
 
-# Functions that Detectron2's modules find by these names.
+# Functions that Detectron2's modules, and those of the static step, find by these names.
 _FUNCTIONS = (
     (rpn, "subsample_labels", "sample"),
     (roi_heads, "subsample_labels", "sample"),
@@ -45,6 +46,13 @@ _FUNCTIONS = (
     (mask_head, "mask_rcnn_loss", "loss"),
     (keypoint_head, "keypoint_rcnn_loss", "loss"),
     (fast_rcnn, "_log_classification_stats", "logging"),
+    (static_roi_heads, "pool_rois", "pooler"),
+    (static_cascade, "pool_rois", "pooler"),
+    (static_masks, "mask_targets", "loss"),
+    (static_masks, "mask_loss_mean", "loss"),
+    (static_masks, "mask_stats", "loss"),
+    (static_masks, "keypoint_heatmap", "loss"),
+    (static_masks, "keypoint_loss", "loss"),
 )
 # Methods of any module in the model.
 _METHODS = {
@@ -54,6 +62,11 @@ _METHODS = {
     "label_anchors": "match",  # a dense detector
     "losses": "loss",
     "visualize_training": "logging",
+    # Of the static step.
+    "_next_regions": "match",
+    "label_sample_and_lose": "match",  # compiled: one graph
+    "_output_losses": "loss",
+    "_propose": "nms",
 }
 STEP = "step"  # the range around all phases of a step
 _SYNCHRONIZATIONS = {"cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize"}
@@ -111,13 +124,16 @@ def _borders(model: nn.Module, storage: EventStorage) -> Iterator[tuple[Any, str
         for name, phase in _METHODS.items():
             if inspect.isroutine(getattr(module, name, None)):
                 yield module, name, phase
-        if "_label_sampler" in vars(module):
+        if calls_sampler(module):
             yield module, "_label_sampler", "sample"
         if isinstance(module, ROIPooler):
             yield module, "forward", "pooler"
     for name in dir(storage):
         if name.startswith("put_"):
             yield storage, name, "logging"
+    if has_static_step(model):
+        for name in ("put", "check", "flush"):
+            yield deferred_metrics(storage), name, "logging"
 
 
 class count_ops_by_phase(count_data_dependent_ops):
@@ -140,64 +156,6 @@ class count_ops_by_phase(count_data_dependent_ops):
         self.ops[self._phases.current, name] += 1
         if data_dependent:
             self.issued.append((self._phases.current, data_dependent))
-
-
-class CapturedGraphs:
-    """The graphs that compiled samplers capture for Inductor, while :meth:`watch` looks on.
-
-    A graph's operations are counted in a run of the captured graph itself, on the inputs of its
-    first call.
-
-    Attributes:
-        counts: one count of operations for each graph that has been called, in order.
-        num_captured: how many graphs were captured.
-        num_breaks: how often torch.compile broke a graph.
-    """
-
-    def __init__(self) -> None:
-        self.counts: list[count_ops_by_phase] = []
-        self.num_captured = 0
-        self.num_breaks = 0
-
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Look at every graph that is captured until the context ends."""
-        lookup_backend = torch._dynamo.lookup_backend
-
-        def lookup(name: str) -> Callable[..., Any]:
-            return functools.partial(self._compile, lookup_backend(name))
-
-        before = _graph_breaks()
-        with replaced(torch._dynamo, "lookup_backend", lookup):
-            yield
-        self.num_breaks += _graph_breaks() - before
-
-    def _compile(
-        self, compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: list[Any]
-    ) -> Callable[..., Any]:
-        self.num_captured += 1
-        captured = copy.deepcopy(graph)  # a compiler may change the one it is given
-        compiled = compiler(graph, inputs)
-        is_counted = False
-
-        def run(*args: Any) -> Any:
-            nonlocal is_counted
-            if not is_counted:
-                is_counted = True
-                self.counts.append(_count(captured, args))
-            return compiled(*args)
-
-        return run
-
-
-def _graph_breaks() -> int:
-    return torch._dynamo.utils.counters["graph_break"].total()
-
-
-def _count(graph: torch.fx.GraphModule, args: tuple[Any, ...]) -> count_ops_by_phase:
-    with count_ops_by_phase(StepPhases()) as count:
-        graph(*args)
-    return count
 
 
 def count_waits(events: list[dict[str, Any]]) -> dict[str, Counter[str]]:

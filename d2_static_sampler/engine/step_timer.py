@@ -24,6 +24,12 @@ from .clock import HostClock, clock_for
 PHASES = ("data", "forward", "backward", "optimizer")
 # These lie inside the forward: the whole labelling of a head, and the sampling in it.
 PARTS = ("rpn_label", "rpn_sample", "roi_label", "roi_sample")
+# Methods of a head, each within a part.
+_LABELLING = {
+    "label_and_sample_anchors": "rpn_label",
+    "label_and_sample_proposals": "roi_label",
+    "label_sample_and_lose": "rpn_label",  # a compiled static step, in one graph with the losses
+}
 
 
 @dataclass
@@ -86,12 +92,10 @@ class StepTimer:
         self.model = model
         self.optimizer = optimizer
         self.clock = clock_for(next(model.parameters()).device)
-        methods = {"rpn": "label_and_sample_anchors", "roi": "label_and_sample_proposals"}
         self._heads = [
-            (module, head, method)
+            module
             for module in model.modules()
-            for head, method in methods.items()
-            if hasattr(module, method)
+            if any(hasattr(module, method) for method in _LABELLING)
         ]
 
     @contextlib.contextmanager
@@ -116,10 +120,19 @@ class StepTimer:
         # Detectron2's own sampling, which its heads find by this name.
         wrap(rpn, "subsample_labels", "rpn_sample")
         wrap(roi_heads, "subsample_labels", "roi_sample")
-        for module, head, method in self._heads:
-            wrap(module, method, f"{head}_label")
-            if "_label_sampler" in vars(module):
+        for module in self._heads:
+            # Here, since the classes of a model in training are not those of one in evaluation.
+            spans = {name: span for name, span in _LABELLING.items() if hasattr(module, name)}
+            for name, span in spans.items():
+                wrap(module, name, span)
+            if calls_sampler(module):
+                head = next(iter(spans.values())).removesuffix("_label")
                 wrap(module, "_label_sampler", f"{head}_sample")
+
+
+def calls_sampler(module: nn.Module) -> bool:
+    """Whether the module has a sampler that it calls: one in a graph of the module is not."""
+    return "_label_sampler" in vars(module) and vars(module).get("_graphs") is None
 
 
 def _timed(function: Callable[..., Any], span: str, times: StepTimes) -> Callable[..., Any]:

@@ -2,5 +2,13 @@
 
 from .head_sampler import HeadSampler
 from .install import install_sampler, installed_samplers, uninstall_sampler
+from .static_install import has_static_step, static_graphs
 
-__all__ = ["HeadSampler", "install_sampler", "installed_samplers", "uninstall_sampler"]
+__all__ = [
+    "HeadSampler",
+    "has_static_step",
+    "install_sampler",
+    "installed_samplers",
+    "static_graphs",
+    "uninstall_sampler",
+]

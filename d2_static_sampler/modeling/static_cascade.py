@@ -31,7 +31,6 @@ NOT_FINITE = "Box tensor contains infinite or NaN!"
 class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
     """Detectron2's ``CascadeROIHeads`` over padded slots; inference stays Detectron2's."""
 
-    @torch.jit.unused
     def _forward_box(
         self,
         features: dict[str, Tensor],
@@ -50,7 +49,6 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
             stages.append((regions, self._run_static_stage(levels, regions, k)))
         return self._stage_losses(stages)
 
-    @torch.jit.unused
     def _stage_losses(
         self, stages: list[tuple[Regions, tuple[Tensor, Tensor]]]
     ) -> dict[str, Tensor]:
@@ -63,7 +61,6 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
             losses.update({f"{name}_stage{k}": loss for name, loss in stage.items()})
         return losses
 
-    @torch.jit.unused
     def _run_static_stage(
         self, levels: list[Tensor], regions: Regions, k: int
     ) -> tuple[Tensor, Tensor]:
@@ -72,7 +69,6 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
         scores, deltas = self.box_predictor[k](self.box_head[k](pooled))
         return scores, deltas
 
-    @torch.jit.unused
     @torch.no_grad()
     def _next_regions(
         self,
@@ -89,7 +85,7 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
         metrics = deferred_metrics()
         is_finite = (boxes.isfinite().all(dim=-1) | ~before.is_valid).all()
         metrics.check(is_finite, AssertionError, NOT_FINITE)
-        boxes = clip_boxes(boxes, limits)
+        boxes = clip_boxes(boxes.nan_to_num(), limits)
         is_valid = before.is_valid & are_larger(boxes, 0)
         rule = RegionRule(match_rule(self.proposal_matchers[k]), self.num_classes)
         labels = label_regions(rule, truth.boxes, truth.count, truth.classes, boxes, is_valid)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
 from detectron2.modeling.box_regression import Box2BoxTransform
 from detectron2.modeling.meta_arch.rcnn import GeneralizedRCNN, ProposalNetwork
 from detectron2.modeling.proposal_generator.rpn import RPN
@@ -17,9 +18,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..static_step.box_losses import BOX_LOSSES
+from ..static_step.graphs import Graphs
 from ..static_step.pooling import can_pool
 from .roi_heads import BatchProposalSampler
 from .rpn import BatchAnchorSampler
+from .static_anchors import StaticAnchors
 from .static_cascade import StaticCascadeROIHeads
 from .static_model import StaticProposalNetwork, StaticRCNN
 from .static_roi_heads import RegionGraphs, StaticRes5ROIHeads, StaticROIHeads
@@ -61,6 +64,7 @@ _PARTS = (
         StaticRes5ROIHeads,
         ("forward", "_shared_roi_transform", *_SAMPLING),
     ),
+    Part(DefaultAnchorGenerator, SampledHead, StaticAnchors, ("forward", "_grid_anchors")),
     Part(GeneralizedRCNN, SampledHead, StaticRCNN, ("forward", "preprocess_image")),
     Part(ProposalNetwork, SampledHead, StaticProposalNetwork, ("forward",)),
 )
@@ -85,6 +89,24 @@ def install_static_step(model: nn.Module) -> None:
         left_out += [f"{name}: {reason}" for reason in _choose_heads(module)]
     if left_out:
         logger.warning("STATIC_STEP leaves out " + "; ".join(left_out))
+
+
+def has_static_step(model: nn.Module) -> bool:
+    """Whether any module of ``model`` trains by the static step."""
+    classes = [vars(module).get("_mixins", (None, None)) for module in model.modules()]
+    return any(in_evaluation is not in_training for in_evaluation, in_training in classes)
+
+
+def static_graphs(model: nn.Module) -> list[Graphs]:
+    """What the static step of ``model`` compiles; nothing where its sampler is not compiled."""
+    graphs: list[Graphs] = []
+    for module in model.modules():
+        own = vars(module).get("_graphs")
+        if isinstance(own, Graphs):
+            graphs.append(own)
+        elif isinstance(own, RegionGraphs):
+            graphs += [own.label_and_sample, own.losses]
+    return graphs
 
 
 def _enter(module: nn.Module, part: Part) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from detectron2.modeling.roi_heads import keypoint_head
 from detectron2.structures import BitMasks, PolygonMasks
+from detectron2.utils.events import EventStorage
 from torch import Tensor
 
-from ..static_step.deferred import deferred_metrics
+from ..static_step.deferred import Deferred, deferred_metrics
 from ..static_step.keypoint_losses import has_visible_keypoint, keypoint_heatmap, keypoint_loss
 from ..static_step.mask_losses import crop_masks, mask_loss_mean, mask_stats
 from ..static_step.transfers import to_device
@@ -66,10 +68,22 @@ def keypoint_losses(
     is_valid = is_fg & has_visible_keypoint(keypoints, boxes).view(is_fg.shape)
     deferred_metrics().put("keypoint_head/num_fg_samples", is_valid.sum(), is_fg.any(dim=1).sum())
     index, is_visible = keypoint_heatmap(keypoints, boxes, logits.shape[-1])
+    num_visible = (is_visible & is_valid.flatten()[:, None]).sum()
+    deferred_metrics().add(_Keypoints(num_visible))
     by_visible = head.loss_normalizer == "visible"
     normalizer = None if by_visible else len(is_fg) * head.loss_normalizer
     loss = keypoint_loss(logits, index, is_visible, is_valid.flatten(), normalizer)
     return {"loss_keypoint": loss * head.loss_weight}
+
+
+class _Keypoints(Deferred):
+    """Counts the batches without a visible keypoint, as ``keypoint_rcnn_loss`` does."""
+
+    def write(self, storage: EventStorage) -> None:
+        if not self.values[0]:
+            keypoint_head._TOTAL_SKIPPED += 1
+            skipped = keypoint_head._TOTAL_SKIPPED
+            storage.put_scalar("kpts_num_skipped_batches", skipped, smoothing_hint=False)
 
 
 def _bits(masks: BitMasks | None, device: torch.device) -> Tensor:

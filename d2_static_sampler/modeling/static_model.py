@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from detectron2.structures import ImageList
 
 from ..static_step.images import batch_images, batch_size, move_inputs
@@ -19,7 +18,6 @@ else:
 class StaticRCNN(SampledHead, GeneralizedRCNN):
     """Moves images and ground truth in training without waiting; inference stays Detectron2's."""
 
-    @torch.jit.unused
     def _batch(self, batched_inputs: list[dict[str, Any]]) -> ImageList:
         images = [x["image"] for x in batched_inputs]
         constraints = getattr(self.backbone, "padding_constraints", None)

@@ -57,7 +57,6 @@ class StaticProposals(BatchProposalSampler):
 
     _graphs: RegionGraphs | None
 
-    @torch.jit.unused
     @torch.no_grad()
     def label_and_sample_proposals(self, proposals: Any, targets: list[Instances]) -> Any:
         """The regions to train on; arguments and logged counts as in Detectron2's method."""
@@ -76,7 +75,6 @@ class StaticProposals(BatchProposalSampler):
         source = RegionSource(self, proposals, index, count, candidates.num_proposals)
         return PaddedRegions(regions, truth, targets, source)
 
-    @torch.jit.unused
     def _label_and_sample(
         self, truth: Truth, candidates: Candidates
     ) -> tuple[Regions, tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -92,7 +90,6 @@ class StaticProposals(BatchProposalSampler):
         regions = take_regions(sample, labels, boxes, truth.boxes, self.num_classes)
         return regions, (sample.index, sample.num_pos, sample.num_neg), labels.is_matched
 
-    @torch.jit.unused
     def _output_losses(
         self, predictor: Any, predictions: tuple[Tensor, Tensor], regions: Regions, slots: int
     ) -> dict[str, Tensor]:
@@ -117,7 +114,6 @@ class StaticProposals(BatchProposalSampler):
 class StaticROIHeads(StaticProposals, StandardROIHeads):
     """Detectron2's ``StandardROIHeads`` over padded slots; inference stays Detectron2's."""
 
-    @torch.jit.unused
     def _forward_box(self, features: dict[str, Tensor], proposals: Any) -> Any:
         if not isinstance(proposals, PaddedRegions):
             return super()._forward_box(features, proposals)
@@ -126,7 +122,6 @@ class StaticROIHeads(StaticProposals, StandardROIHeads):
         predictions = self.box_predictor(self.box_head(pooled))
         return self._output_losses(self.box_predictor, predictions, proposals.regions, quota(self))
 
-    @torch.jit.unused
     def _forward_mask(self, features: dict[str, Tensor], instances: Any) -> Any:
         if not isinstance(instances, PaddedRegions) or not self.mask_on:
             return super()._forward_mask(features, instances)
@@ -137,7 +132,6 @@ class StaticROIHeads(StaticProposals, StandardROIHeads):
         pooled = pool_rois(self.mask_pooler, levels, instances.regions.boxes[:, :slots])
         return mask_losses(self.mask_head, pooled, instances, slots)
 
-    @torch.jit.unused
     def _forward_keypoint(self, features: dict[str, Tensor], instances: Any) -> Any:
         if not isinstance(instances, PaddedRegions) or not self.keypoint_on:
             return super()._forward_keypoint(features, instances)
@@ -152,7 +146,6 @@ class StaticROIHeads(StaticProposals, StandardROIHeads):
 class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
     """Detectron2's ``Res5ROIHeads`` over padded slots; inference stays Detectron2's."""
 
-    @torch.jit.unused
     def forward(
         self,
         images: Any,
@@ -177,7 +170,6 @@ class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
             losses.update(mask_losses(self.mask_head, first, sampled, slots))
         return [], losses
 
-    @torch.jit.unused
     def _masks_as_ever(self, pooled: Tensor, sampled: PaddedRegions) -> dict[str, Tensor]:
         fg, is_fg = select_foreground_proposals(sampled.instances, self.num_classes)
         by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)

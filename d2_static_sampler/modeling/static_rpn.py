@@ -64,7 +64,6 @@ class StaticRPN(BatchAnchorSampler):
 
     _graphs: Graphs | None
 
-    @torch.jit.unused
     @torch.no_grad()
     def label_and_sample_anchors(
         self, anchors: list[Boxes], gt_instances: list[Instances]
@@ -79,7 +78,6 @@ class StaticRPN(BatchAnchorSampler):
             batch.sample = self._picked(batch.labels.labels)
         return batch, None
 
-    @torch.jit.unused
     def losses(
         self,
         anchors: list[Boxes],
@@ -97,7 +95,6 @@ class StaticRPN(BatchAnchorSampler):
         weights = self.loss_weight
         return {k: v / normalizer * weights.get(k, 1.0) for k, v in losses.items()}
 
-    @torch.jit.unused
     def _sums(self, batch: Anchors, logits: Tensor, deltas: Tensor) -> tuple[AnchorLosses, Tensor]:
         if self._graphs is not None:
             return self.label_sample_and_lose(batch, logits, deltas)
@@ -115,7 +112,6 @@ class StaticRPN(BatchAnchorSampler):
         )
         return sums, batch.labels.is_matched
 
-    @torch.jit.unused
     def label_sample_and_lose(
         self, batch: Anchors, logits: Tensor, deltas: Tensor
     ) -> tuple[AnchorLosses, Tensor]:
@@ -133,7 +129,6 @@ class StaticRPN(BatchAnchorSampler):
         tensors = batch.truth, batch.count, batch.boxes, batch.limits
         return self._graphs(step, *tensors, logits.float(), deltas.float(), words)
 
-    @torch.jit.unused
     def predict_proposals(
         self,
         anchors: list[Boxes],
@@ -149,7 +144,6 @@ class StaticRPN(BatchAnchorSampler):
         with torch.no_grad():
             return self._propose(anchors, pred_objectness_logits, pred_anchor_deltas, image_sizes)
 
-    @torch.jit.unused
     def _propose(
         self,
         anchors: list[Boxes],
@@ -166,7 +160,8 @@ class StaticRPN(BatchAnchorSampler):
         logits = cat(scores, dim=1).gather(1, index)
         is_finite = boxes.isfinite().all(dim=-1) & logits.isfinite()
         deferred_metrics().check(is_finite.all(), FloatingPointError, DIVERGED)
-        boxes = clip_boxes(boxes, image_limits(image_sizes, boxes.device))
+        # The step goes on until the check is read: with boxes that pooling can stand.
+        boxes = clip_boxes(boxes.nan_to_num(), image_limits(image_sizes, boxes.device))
         is_valid = is_finite & are_larger(boxes, self.min_box_size)
         kept, count = nms_topk(
             boxes, logits, levels, is_valid, self.nms_thresh, self.post_nms_topk[True]

@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 logger = logging.getLogger(__name__)
 _numbers = itertools.count()
 
-# Values that are cheap to compute from what is in a cache already are computed again: without
-# this the compiler writes the overlaps of all boxes with all ground truth to memory.
+# The overlap of two boxes is cheap to compute again from what is in a cache already: without this
+# the compiler writes the overlaps of all boxes with all ground truth to memory. Much higher limits
+# would unroll the sampler's chains as well.
 _OPTIONS = {
-    "realize_reads_threshold": 1000,
-    "realize_opcount_threshold": 1000,
-    "realize_acc_reads_threshold": 1000,
+    "realize_reads_threshold": 32,
+    "realize_opcount_threshold": 128,
+    "realize_acc_reads_threshold": 32,
 }
 
 Compiled = Callable[..., Any]

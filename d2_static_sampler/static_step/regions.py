@@ -131,7 +131,10 @@ def take_regions(
     """The slots of a sample of the (B, N) classes."""
     index, is_valid = sample.index, sample.is_valid
     matches, classes = labels.matches.gather(1, index), labels.classes.gather(1, index)
-    return regions_of(take_boxes(boxes, index), matches, classes, truth, is_valid, num_classes)
+    taken = take_boxes(boxes, index)
+    # Refused when the check is read, and until then no box that pooling would never finish.
+    taken = taken.masked_fill(taken.isinf(), 0)
+    return regions_of(taken, matches, classes, truth, is_valid, num_classes)
 
 
 def regions_of(

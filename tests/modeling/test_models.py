@@ -191,6 +191,7 @@ LEAVES = {
     "faster_rcnn_R_50_C4": "COCO-Detection/faster_rcnn_R_50_C4_1x.yaml",
     "faster_rcnn_R_50_DC5": "COCO-Detection/faster_rcnn_R_50_DC5_1x.yaml",
     "rpn_R_50_FPN": "COCO-Detection/rpn_R_50_FPN_1x.yaml",
+    "fast_rcnn_R_50_FPN": "COCO-Detection/fast_rcnn_R_50_FPN_1x.yaml",
 }
 # Left over from the base of the models with an FPN: nothing in these two reads them.
 UNREAD = {
@@ -231,13 +232,12 @@ def test_a_leaf_is_the_model_zoos(name):
     }
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("name", [*LEAVES, "rrpn_faster_rcnn_R_50_FPN"])
 def test_a_leaf_builds(name):
     cfg = leaf_config(name)
     cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", ""])
     model = install_sampler(build_model(cfg), cfg)
-    heads = (
-        ["proposal_generator"] if name.startswith("rpn") else ["proposal_generator", "roi_heads"]
-    )
+    without = {"rpn_R_50_FPN": "roi_heads", "fast_rcnn_R_50_FPN": "proposal_generator"}
+    heads = [x for x in ("proposal_generator", "roi_heads") if x != without.get(name)]
     assert list(installed_samplers(model)) == [getattr(model, head) for head in heads]
     assert {head.impl for head in installed_samplers(model).values()} == {"static"}

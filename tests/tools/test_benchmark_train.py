@@ -71,7 +71,8 @@ def test_a_row_an_impl_and_batch_size(tmp_path, capsys):
     benchmark_train.main([*sizes, "--csv", str(path), *TINY])
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    asked = [(images, impl) for images in "12" for impl in ("naive", "static", "compiled")]
+    impls = ("naive", "static", "compiled", "static+step")
+    asked = [(images, impl) for images in "12" for impl in impls]
     assert [(row["images"], row["impl"]) for row in rows] == asked
     printed = capsys.readouterr().out
     for row in rows:

@@ -57,6 +57,7 @@ def test_synthetic_images_have_about_as_many_boxes_as_coco(rotated):
     ("arguments", "message"),
     [
         (["--impl", "fast"], "--impl is 'fast'; choose from: compiled, naive, static"),
+        (["--impl", "naive+step"], "--impl is 'naive+step'; choose from: compiled, naive, static"),
         (["--images", "2", "0"], "--images is [2, 0]; at least 1"),
         (["--synthetic", "0", "64"], "--synthetic is [0, 64]; at least 32"),
         (["--steps", "1"], "--steps is 1; at least 2"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -78,6 +79,17 @@ def test_trains_resumes_and_evaluates(run, tmp_path):
     assert not results.exists()
     run("--resume", "--eval-only")
     assert results.exists()
+
+
+def test_the_static_step(run, tmp_path):
+    """In mixed precision; its figures are there when the writers of this config want them."""
+    amp = ("train.amp.enabled=True", "train.log_period=2", "dataloader.evaluator=null")
+    rows = run("sampler.static_step=True", *amp)
+    assert [row["impl"] for row in rows] == ["static+step"] * 3
+    lines = (tmp_path / "out" / "metrics.json").read_text().splitlines()
+    figures = [json.loads(line) for line in lines]
+    assert [line["iteration"] for line in figures] == [1, 2]
+    assert all(line["total_loss"] > 0 for line in figures)
 
 
 def test_two_processes_on_the_cpu(data_folder, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import subprocess
@@ -23,16 +22,6 @@ TOOLS = Path(__file__).parents[2] / "tools"
 SMALL = ["--size", "128", "128", "MODEL.FPN.OUT_CHANNELS", "16", "MODEL.ROI_BOX_HEAD.FC_DIM", "16"]
 
 
-@pytest.fixture(scope="module")
-def tool():
-    sys.path.insert(0, str(TOOLS))
-    spec = importlib.util.spec_from_file_location("profile_step", TOOLS / "profile_step.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(TOOLS))
-
-
 class WaitingSampler(StaticSampler):
     """Reads a value on the host, once a call."""
 
@@ -45,13 +34,13 @@ ITEM_LINE = inspect.getsourcelines(WaitingSampler.__call__)[1] + 1
 
 
 @pytest.fixture(scope="module")
-def profiled(tool, tmp_path_factory):
+def profiled(profile_step, tmp_path_factory):
     """The output folder of a run of three samplers, and its rows by (IMPL, images)."""
     LABEL_SAMPLER_REGISTRY.register(WaitingSampler)
     folder = tmp_path_factory.mktemp("profile") / "new"
     impls = ["naive", "static", "WaitingSampler"]
     try:
-        tool.main(["--impl", *impls, "--images", "1", "2", "--output", str(folder), *SMALL])
+        profile_step.main(["--impl", *impls, "--images", "1", "2", "--output", str(folder), *SMALL])
     finally:
         del LABEL_SAMPLER_REGISTRY._obj_map["WaitingSampler"]
     return folder, read_rows(folder)
@@ -62,8 +51,8 @@ def read_rows(folder):
     return {(row["impl"], row["images"]): row for row in rows}
 
 
-def test_the_known_counts_of_detectron2(tool, tmp_path, capsys):
-    tool.main(["--impl", "naive", "--images", "1", "2", "--output", str(tmp_path)])
+def test_the_known_counts_of_detectron2(profile_step, tmp_path, capsys):
+    profile_step.main(["--impl", "naive", "--images", "1", "2", "--output", str(tmp_path)])
     rows = read_rows(tmp_path)
     assert rows["naive", 1]["data_dependent"] == {
         "total": 52,
@@ -130,8 +119,8 @@ def test_traces_have_the_phases_as_ranges(profiled):
         assert ranges["sample"] == (2 * images if impl == "naive" else 2)
 
 
-def test_a_compiled_sampler_shows_its_graphs(tool, tmp_path, capsys):
-    tool.main(["--impl", "compiled", "--images", "2", "--output", str(tmp_path), *SMALL])
+def test_a_compiled_sampler_shows_its_graphs(profile_step, tmp_path, capsys):
+    profile_step.main(["--impl", "compiled", "--images", "2", "--output", str(tmp_path), *SMALL])
     row = read_rows(tmp_path)["compiled", 2]
     graphs = row["graphs"]
     assert (graphs["captured"], graphs["breaks"], graphs["is_eager"]) == (2, 0, False)
@@ -183,6 +172,7 @@ def test_waits_of_a_trace_on_cuda():
     ("args", "message"),
     [
         (["--impl", "fast"], "--impl is 'fast'; choose from: compiled, naive, static"),
+        (["--impl", "naive+step"], "--impl is 'naive+step'; choose from: compiled, naive, static"),
         (["--images", "1", "0"], "--images is 0; at least 1"),
         (["--size", "256", "0"], "--size is 0; at least 32"),
         (["--device", "tpu"], "device is 'tpu'; cpu or cuda"),
@@ -199,21 +189,21 @@ def test_waits_of_a_trace_on_cuda():
         (["MODEL.PROPOSAL_GENERATOR.NAME", "RRPN"], "PROPOSAL_GENERATOR.NAME is 'RRPN'"),
     ],
 )
-def test_wrong_arguments_stop_at_once(tool, tmp_path, monkeypatch, capsys, args, message):
+def test_wrong_arguments_stop_at_once(profile_step, tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as stop:
-        tool.main(args)
+        profile_step.main(args)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_running_out_of_memory_is_one_line(tool, tmp_path, monkeypatch, capsys):
+def test_running_out_of_memory_is_one_line(profile_step, tmp_path, monkeypatch, capsys):
     """The allocator's own error, at an image that no address space holds."""
-    monkeypatch.setattr(tool, "check_memory", lambda *_: None)
+    monkeypatch.setattr(profile_step, "check_memory", lambda *_: None)
     huge = ["--size", str(10**8), str(10**8), "--images", "1", "--impl", "naive"]
     with pytest.raises(SystemExit) as stop:
-        tool.main([*huge, "--output", str(tmp_path)])
+        profile_step.main([*huge, "--output", str(tmp_path)])
     assert stop.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert "error: out of memory at images of 100000000 x 100000000: " in error

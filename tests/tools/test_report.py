@@ -91,7 +91,7 @@ LINE = "RPN,1,100,1,loop,1.25,1,2\n"
         ),
         (HEADER + LINE + "RPN,1,100\n", ", line 3: 3 cells for 8 columns"),
         (HEADER + "x," + LINE, ", line 2: 9 cells for 8 columns"),
-        (HEADER + "x" * 200_000 + LINE, ": field larger than field limit"),
+        (HEADER + "x" * 200_000 + LINE, ", line 2: field larger than field limit"),
         (HEADER + LINE.replace(",1,2", ",,2"), ", line 2: speedup is ''; it must be a number"),
         (HEADER + LINE.replace(",1,2", ",nan,2"), ", line 2: speedup is 'nan'; it must be"),
         (HEADER + LINE.replace(",1,2", ",1,zz"), ", line 2: waits is 'zz'; it must be a number"),
@@ -130,7 +130,7 @@ def error_of(tool, arguments, monkeypatch, capsys) -> str:
         (TABLE.format("colour"), HEADER + LINE, "knows"),
         (TABLE.format("'of=loop"), HEADER + LINE, "line 1: No closing quotation"),
         (TABLE.format(""), HEADER + "RPN,1\n", "rows.csv, line 2: 2 cells for 8 columns"),
-        (TABLE.format(""), HEADER + "x" * 200_000 + LINE, "rows.csv, line 1: field larger"),
+        (TABLE.format(""), HEADER + "x" * 200_000 + LINE, "rows.csv, line 2: field larger"),
         (TABLE.format(""), HEADER, "rows.csv: no rows"),
         (TABLE.format(""), "\0", "rows.csv is not a CSV file"),
         (TABLE.format("value=zz"), HEADER + LINE, "rows.csv: no column 'zz'; it has: work, B, N"),
@@ -145,8 +145,8 @@ def error_of(tool, arguments, monkeypatch, capsys) -> str:
         (TABLE.format("") + OPEN + "Text.\n", HEADER + LINE,
          "line 3: <!-- table without an <!-- end --> before the end"),
         (TABLE.format("") + "<!-- end -->\n", HEADER + LINE, "line 3: <!-- end --> without"),
-        (TABLE.format("").replace("-->\n<", "\n<"), HEADER + LINE, "line 1: <!-- table without a"),
-        (TABLE.format("").replace("-->\n<", "--> \n<"), HEADER + LINE, "line 1: <!-- table without a"),
+        (TABLE.format("").replace("-->\n<", "\n<"), "", "line 1: <!-- table without a --> at"),
+        (TABLE.format("").replace("-->\n<", "--> \n<"), "", "line 1: <!-- table without a --> at"),
     ],
 )  # fmt: skip
 def test_no_table_of_a_wrong_file(text, rows, message, tmp_path, monkeypatch, capsys):

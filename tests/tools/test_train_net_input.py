@@ -21,6 +21,10 @@ from tests.tools.train_net_helpers import CONFIG, ROOT, train_net
     ("arguments", "message"),
     [
         (["MODEL.SAMPLER.IMPL", "fast"], r"MODEL\.SAMPLER\.IMPL is 'fast'; choose one of: .*naive"),
+        (
+            ["MODEL.SAMPLER.STATIC_STEP", "True", "MODEL.SAMPLER.IMPL", "naive"],
+            r"STATIC_STEP is True, but MODEL\.SAMPLER\.IMPL is 'naive'.* one of: compiled, static",
+        ),
         (["MODEL.SAMPLER.SEED", "-5"], r"MODEL\.SAMPLER\.SEED is -5"),
         (["MODEL.SAMPLER.LOG_PERIOD", "0"], r"LOG_PERIOD is 0"),
         (["MODEL.SAMPLER.TIMING", "perhaps"], r"MODEL\.SAMPLER\.TIMING"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -31,12 +32,12 @@ def start(data_folder, tmp_path):
     """A function that starts a run; what is left of it at the end of the test is killed."""
     runs = []
 
-    def start(starter, *opts):
+    def start(starter, *opts, folder=tmp_path):
         environment = os.environ | {"DETECTRON2_DATASETS": str(data_folder), "OMP_NUM_THREADS": "1"}
         command = [*STARTERS[starter], "--config-file", CONFIG, *SMALL, *opts]
-        console = (tmp_path / "console").open("w")
+        console = (folder / "console").open("w")
         output = {"stdout": console, "stderr": console, "start_new_session": True}
-        command += ["OUTPUT_DIR", str(tmp_path)]
+        command += ["OUTPUT_DIR", str(folder)]
         runs.append(subprocess.Popen(command, env=environment, **output))
         return runs[-1]
 
@@ -91,3 +92,20 @@ def test_two_processes(start, tmp_path, starter):
     assert all(row["slowest"]["rank"] in (0, 1) for row in rows)
     assert (tmp_path / "log.txt.rank1").exists()
     assert (tmp_path / "detections.png").exists()
+
+
+def test_two_processes_with_the_static_step(start, tmp_path):
+    """Losses are averaged over the processes, at their own iterations."""
+    lines = {}
+    for step in ("False", "True"):
+        (folder := tmp_path / step).mkdir()
+        opts = ("SOLVER.MAX_ITER", "3", "SEED", "7", "MODEL.SAMPLER.SEED", "3")
+        process = start("launch", *opts, "MODEL.SAMPLER.STATIC_STEP", step, folder=folder)
+        assert process.wait() == 0, (folder / "console").read_text()
+        lines[step] = json.loads((folder / "metrics.json").read_text())
+        rows = read_steps(folder / "step_times.jsonl")
+        assert {row["impl"] for row in rows} == {"static+step" if step == "True" else "static"}
+    assert lines["True"].keys() == lines["False"].keys()
+    for name, value in lines["False"].items():
+        if "loss" in name:
+            assert lines["True"][name] == pytest.approx(value, rel=1e-4), name
