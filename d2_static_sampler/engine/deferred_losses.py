@@ -93,17 +93,22 @@ class DeferredLosses:
 
         Raises:
             FloatingPointError: in process 0, the first sum of losses that was not finite.
-            Exception: that of a check that failed before.
+            Exception: that of a check that failed before; in process 0 in any process.
         """
         if self._metrics is None:
             return
         self._metrics.read()
         own = [item for item in self._metrics.pending if isinstance(item, _Losses)]
         # Always, since another process may have more to tell; before anything can be raised.
-        ranks = comm.gather({item.number: item.row() for item in own})
+        rows = {item.number: item.row() for item in own}
+        ranks = comm.gather((rows, self._metrics.failure()))
         for item in own:
-            item.ranks = [rank[item.number] for rank in ranks if item.number in rank]
+            item.ranks = [rank[item.number] for rank, _ in ranks if item.number in rank]
         self._metrics.flush()
+        # A check may fail in another process alone, and this one is about to write a checkpoint.
+        for _, failure in ranks:
+            if failure is not None:
+                raise failure
 
     def flush_alone(self) -> None:
         """Write what this process has: after an error others may be gone, or never come.

@@ -120,7 +120,9 @@ def _why_not(module: nn.Module, part: Part) -> str | None:
     """Why the module keeps its step; None where the static one equals it."""
     cls = own_class(module)
     for method in part.methods:
-        if method in vars(module) or getattr(cls, method) is not getattr(part.kind, method):
+        own = getattr(cls, method)
+        is_stock = own is getattr(part.kind, method) and own.__module__.startswith("detectron2.")
+        if method in vars(module) or not is_stock:
             return f"{cls.__name__} has a {method} of its own"
     if part.kind is RPN:
         return next(_faults_of_loss(module), None)

@@ -133,6 +133,11 @@ class DeferredMetrics:
             for (_, values, i), number in zip(on_device, numbers, strict=True):
                 values[i] = number
 
+    def failure(self) -> Exception | None:
+        """What the first check raises that failed, of those that :meth:`read` has read."""
+        checks = (item for item in self.pending if isinstance(item, _Check))
+        return next((check.failure() for check in checks if not check.values[0]), None)
+
     def flush(self) -> None:
         """Read and write all that is pending, each at its own iteration, in order.
 
@@ -177,9 +182,12 @@ class _Check(Deferred):
         super().__init__(ok)
         self.error, self.message = error, message
 
+    def failure(self) -> Exception:
+        return self.error(f"{self.message} (iteration {self.iteration})")
+
     def write(self, storage: EventStorage) -> None:
         if not self.values[0]:
-            raise self.error(f"{self.message} (iteration {self.iteration})")
+            raise self.failure()
 
 
 def _keep(value: Tensor | float) -> Tensor | float:

@@ -81,5 +81,6 @@ def _move_field(field: Any, device: torch.device) -> Any:
         return to_device(field, device)
     if isinstance(tensor := getattr(field, "tensor", None), Tensor):
         # Boxes, masks and keypoints wrap one tensor; their own copy to a device waits.
-        return type(field)(to_device(tensor, device))
+        is_there = tensor.device == device
+        return field if is_there else type(field)(to_device(tensor, device))
     return field.to(device) if hasattr(field, "to") else field

@@ -98,6 +98,9 @@ def match_in_blocks(
     truth: Tensor, num_truth: Tensor, boxes: Tensor, rule: MatchRule
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`match_boxes` on any device, with fixed shapes, a block of boxes after the other."""
+    if boxes.shape[-2] == 0:
+        empty = truth.new_empty((len(truth), 0))
+        return empty.long(), empty.to(torch.int8), truth.new_ones((), dtype=torch.bool)
     is_truth = torch.arange(truth.shape[1], device=truth.device) < num_truth[:, None]
     blocks = _Blocks(truth, is_truth, boxes)
     found, best_boxes, is_right = [], [], []

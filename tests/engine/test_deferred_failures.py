@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from detectron2.engine import HookBase
 from detectron2.engine.hooks import CallbackHook
 from detectron2.utils import comm
 from torch import multiprocessing
 
+from d2_static_sampler.static_step.deferred import deferred_metrics
 from tests.engine.deferred_trainings import (
     DeferHook,
     Model,
@@ -53,8 +55,20 @@ def stop_at_7(trainer) -> None:
         raise KeyError("stop")
 
 
+class FailingCheck(HookBase):
+    """Puts a check in every iteration; that of the third fails in one process."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def before_step(self) -> None:
+        is_right = not (self.fails and self.trainer.iter == 2)
+        metrics = deferred_metrics(self.trainer.storage)
+        metrics.check(torch.tensor(is_right), AssertionError, "bad box")
+
+
 def train_in_two_processes(rank: int, folder: str) -> None:
-    """Both ways, then a NaN loss in process 1 alone, then an error in process 0 alone."""
+    """Both ways; then a NaN loss in process 1, an error in 0, a failed check in 1, each alone."""
     meet = f"file://{folder}/meet"
     # The time after which waiting for a process that never comes is an error.
     limit = timedelta(seconds=60)
@@ -79,17 +93,18 @@ def train_in_two_processes(rank: int, folder: str) -> None:
     else:
         trainer.train(0, 5)
     alone = figures(trainer.storage)
+    trainer = make_trainer(Model(True))
+    trainer.register_hooks([DeferHook((5,)), FailingCheck(rank == 1)])
+    with pytest.raises(AssertionError, match=r"bad box \(iteration 2\)"):
+        trainer.train(0, 10)
+    assert trainer.iter == 4
     result = (figures(ours.storage), figures(stock.storage), caught, alone)
     torch.save(result, Path(folder) / f"rank{rank}")
     comm.synchronize()
 
 
 def test_two_processes(tmp_path):
-    # A fork has imported all already; CUDA does not survive one.
-    method = "spawn" if torch.cuda.is_available() else "fork"
-    multiprocessing.start_processes(
-        train_in_two_processes, (str(tmp_path),), nprocs=2, start_method=method
-    )
+    multiprocessing.spawn(train_in_two_processes, (str(tmp_path),), nprocs=2)
     results = [torch.load(tmp_path / f"rank{rank}", weights_only=False) for rank in range(2)]
     for ours, stock, _, _ in results:
         assert ours == stock
