@@ -11,6 +11,8 @@ export GOMP_SPINCOUNT ?= 1000
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMP := .venv/.setup-done
+# Two processes with one thread each. A file's tests stay together: they share what they build.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup train test lint bench clean
@@ -39,15 +41,13 @@ train: $(STAMP)  ## train on the built-in data set (IMPL=static|compiled|naive, 
 	$(BIN)/python tools/train_net.py --config-file configs/quick/faster_rcnn_R_18_FPN_shapes.yaml \
 		OUTPUT_DIR output/shapes_$(IMPL) MODEL.SAMPLER.IMPL $(IMPL) $(OPTS)
 
-# Two processes with one thread each. A file's tests stay together: they share what they build.
-test: export OMP_NUM_THREADS = 1
 test: $(STAMP)  ## run the tests (OPTS="-k words", DETECTRON2_DIR=checkout to test against)
 ifneq ($(DETECTRON2_DIR),)
 	@test -f "$(DETECTRON2_DIR)/detectron2/__init__.py" \
 		|| { echo "DETECTRON2_DIR=$(DETECTRON2_DIR) is no Detectron2 checkout" >&2; exit 1; }
-	PYTHONPATH="$$(cd "$(DETECTRON2_DIR)" && pwd)$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest -n 2 --dist loadfile $(OPTS)
+	PYTHONPATH="$$(cd "$(DETECTRON2_DIR)" && pwd)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTEST) $(OPTS)
 else
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(OPTS)
+	$(PYTEST) $(OPTS)
 endif
 
 lint: $(STAMP)  ## ruff and mypy

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..samplers.operations import operation
 from .host_matching import match_in_numpy
 from .on_host import is_numpy_for
 
@@ -61,7 +62,7 @@ def match_boxes(
     return match_in_blocks(truth, num_truth, boxes, rule)
 
 
-@torch.library.custom_op("d2_static_sampler::match_boxes", mutates_args=(), device_types="cpu")
+@operation("match_boxes", device_types="cpu")
 def match_on_host(
     truth: Tensor,
     num_truth: Tensor,
@@ -136,6 +137,9 @@ class _Blocks:
         self._box_area = _area(self._boxes)
         limit = _BLOCK_ELEMENTS.get(truth.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
         self._width = max(1, limit // max(1, is_truth.numel()))
+        if torch.compiler.is_compiling():
+            # One block: the graph computes overlaps where it reads them, and stores none.
+            self._width = self._box_area.shape[-1]
         self._kept: list[Tensor] = []
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -20,6 +20,8 @@ from detectron2.modeling.poolers import ROIPooler
 from detectron2.structures import Boxes
 from torch import Tensor
 
+from ..samplers.operations import operation
+
 _FAR = -1e30  # outside of a feature map at any scale
 
 
@@ -157,19 +159,17 @@ def _grad_by_rows(grad: Tensor, rois: Tensor, is_here: Tensor, *how: Any) -> Ten
     return _align_backward(grad[rows], rois[rows], *how)
 
 
-roi_align_levels = torch.library.custom_op(
-    "d2_static_sampler::roi_align_levels",
+roi_align_levels = operation(
+    "roi_align_levels",
     pool_in_fixed_shapes,
-    mutates_args=(),
     schema="(Tensor[] features, Tensor rois, Tensor level, float[] scales, SymInt[] output_size, "
     "int sampling_ratio, bool aligned) -> Tensor",
 )
 roi_align_levels.register_kernel("cpu", _pool_by_rows)
 
-roi_align_level_backward = torch.library.custom_op(
-    "d2_static_sampler::roi_align_level_backward",
+roi_align_level_backward = operation(
+    "roi_align_level_backward",
     grad_in_fixed_shapes,
-    mutates_args=(),
     schema="(Tensor grad, Tensor rois, Tensor is_here, SymInt[] shape, float scale, "
     "int sampling_ratio, bool aligned) -> Tensor",
 )

@@ -11,6 +11,8 @@ import torch
 from detectron2.layers import batched_nms
 from torch import Tensor
 
+from ..samplers.operations import operation
+
 _LOW_32_BITS = (1 << 32) - 1
 
 
@@ -57,7 +59,7 @@ def are_larger(boxes: Tensor, size: float) -> Tensor:
     return ((boxes[..., 2:] - boxes[..., :2]) > size).all(dim=-1)
 
 
-@torch.library.custom_op("d2_static_sampler::nms_topk", mutates_args=())
+@operation("nms_topk")
 def nms_topk(
     boxes: Tensor, scores: Tensor, levels: Tensor, is_valid: Tensor, threshold: float, limit: int
 ) -> tuple[Tensor, Tensor]:

@@ -223,6 +223,13 @@ def test_import_twice_reload_and_any_order():
     step(model, make_batch((1,)))
     assert type(other.uninstall_sampler(model).roi_heads) is StandardROIHeads
 
+    # The operations of torch are one for all imports, and stay.
+    for package in (other, d2_static_sampler):
+        model = package.install_sampler(small_model(), "static", static_step=True)
+        step(model, make_batch((1,)))
+    importlib.reload(sys.modules["d2_static_sampler.static_step.matching"])
+    step(model, make_batch((1,)))
+
     script = """
 import d2_static_sampler, sys
 assert "detectron2" not in sys.modules

@@ -216,9 +216,11 @@ def first_of_each(labels, *, num_samples, positive_fraction, bg_label, **_):
 
 
 def test_a_sampler_of_ones_own_by_name():
-    if "first_of_each" not in LABEL_SAMPLER_REGISTRY:
-        LABEL_SAMPLER_REGISTRY._do_register("first_of_each", lambda: first_of_each)
-    compare(faster(), faster().batch((3, 0, 4)), sampler="first_of_each")
+    LABEL_SAMPLER_REGISTRY._do_register("first_of_each", lambda: first_of_each)
+    try:
+        compare(faster(), faster().batch((3, 0, 4)), sampler="first_of_each")
+    finally:
+        del LABEL_SAMPLER_REGISTRY._obj_map["first_of_each"]
 
 
 @pytest.mark.parametrize("model", ["faster_fpn", "mask_bitmaps"])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ..operations import operation
 from ..request import SampleRequest
 from .host_members import HostBlocks, HostTable
 from .host_ranks import pick_ranks
@@ -88,10 +89,9 @@ def _take_in_graph(
 
 
 # In a graph on a CPU all of take_on_host is one operation; arguments and results as there.
-take_in_graph = torch.library.custom_op(
-    "d2_static_sampler::take_labels",
+take_in_graph = operation(
+    "take_labels",
     _take_in_graph,
-    mutates_args=(),
     device_types="cpu",
     schema="(Tensor labels, Tensor words, SymInt num_samples, SymInt quota, SymInt? background, "
     "bool fill) -> (Tensor, Tensor, Tensor)",

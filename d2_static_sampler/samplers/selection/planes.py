@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..operations import operation
 from ..request import IGNORE
 
 BYTES = 8  # candidates in a word
@@ -33,11 +34,7 @@ def plane_words(labels: Tensor, background: int | None, width: int = BLOCK_WIDTH
     return _write_planes(labels, background, width)
 
 
-@torch.library.custom_op(
-    "d2_static_sampler::plane_words",
-    mutates_args=(),
-    schema="(Tensor labels, int? background, int width) -> Tensor",
-)
+@operation("plane_words", schema="(Tensor labels, int? background, int width) -> Tensor")
 def _plane_words(labels: Tensor, background: int | None, width: int) -> Tensor:
     """For graphs of a caller's: Inductor's code for this takes three times as long on a CPU."""
     return _write_planes(labels, background, width)
