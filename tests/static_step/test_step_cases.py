@@ -122,7 +122,7 @@ def faster():
     return MODELS["faster_fpn"]()
 
 
-def compare(tiny, batch, *opts, sampler="static", autocast=False, hook=False):
+def assert_equal_steps(tiny, batch, *opts, sampler="static", autocast=False, hook=False):
     """Both steps from equal weights; sampler: a name or what makes a sampler."""
     model = tiny.build(*opts)
     if hook:
@@ -135,20 +135,15 @@ def compare(tiny, batch, *opts, sampler="static", autocast=False, hook=False):
         assert has_static_step(each) is static_step
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             results.append(train_once(each, batch))
-    if static_step_is_whole(static):
-        return assert_equal(*results)
-    raise AssertionError("a part is left out")
+    assert static_step_is_whole(static)
+    got, expected = results
+    expected[2].pop("kpts_num_skipped_batches", None)
+    assert_close(got, expected)
 
 
 def static_step_is_whole(model):
     parts = [module for module in model.modules() if "_label_sampler" in vars(module)]
     return all(len(set(vars(part)["_mixins"])) == 2 for part in parts)
-
-
-def assert_equal(got, expected):
-    expected[2].pop("kpts_num_skipped_batches", None)
-    assert_close(got, expected)
-    return got
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -157,7 +152,7 @@ def test_settings(name):
     if name == "one class":
         for item in batch:
             item["instances"].gt_classes.zero_()
-    compare(faster(), batch, *SETTINGS[name])
+    assert_equal_steps(faster(), batch, *SETTINGS[name])
 
 
 @pytest.mark.parametrize("name", INPUTS)
@@ -168,7 +163,7 @@ def test_inputs(name):
     opts = ("MODEL.ROI_HEADS.PROPOSAL_APPEND_GT", name != "no area")
     if name == "no area":  # of which no loss is finite: the sample is what is compared
         opts += (RPN + "BBOX_REG_LOSS_TYPE", "giou", BOX + "BBOX_REG_LOSS_TYPE", "giou")
-    compare(faster(), batch, *opts)
+    assert_equal_steps(faster(), batch, *opts)
 
 
 @pytest.mark.parametrize("name", MODELS_OF_SETTINGS)
@@ -177,7 +172,7 @@ def test_models(name):
     tiny = MODELS[model]()
     if "C4 with" in name:
         tiny = tiny._replace(masks="bitmask")
-    compare(tiny, tiny.batch((2, 0, 3)), *opts)
+    assert_equal_steps(tiny, tiny.batch((2, 0, 3)), *opts)
 
 
 def without_ties(head, inputs, outputs):
@@ -189,18 +184,18 @@ def without_ties(head, inputs, outputs):
 @pytest.mark.parametrize("name", ["faster_fpn", "mask_bitmaps", "keypoint", "cascade", "rpn_only"])
 def test_autocast(name):
     tiny = MODELS[name]()
-    compare(tiny, tiny.batch((2, 0, 3)), autocast=True, hook=name != "rpn_only")
+    assert_equal_steps(tiny, tiny.batch((2, 0, 3)), autocast=True, hook=name != "rpn_only")
 
 
 @pytest.mark.skipif(not HAS_SIGMOID, reason="this Detectron2 has no USE_SIGMOID_CE")
 def test_sigmoid_cross_entropy():
-    compare(faster(), faster().batch((3, 0, 4)), BOX + "USE_SIGMOID_CE", True)
+    assert_equal_steps(faster(), faster().batch((3, 0, 4)), BOX + "USE_SIGMOID_CE", True)
 
 
 @pytest.mark.parametrize("select", ["rank", "topk"])
 def test_selections(select):
     sampler = functools.partial(build_label_sampler, "static", select=select)
-    compare(faster(), faster().batch((3, 0, 4)), sampler=sampler)
+    assert_equal_steps(faster(), faster().batch((3, 0, 4)), sampler=sampler)
 
 
 def first_of_each(labels, *, num_samples, positive_fraction, bg_label, **_):
@@ -218,7 +213,7 @@ def first_of_each(labels, *, num_samples, positive_fraction, bg_label, **_):
 def test_a_sampler_of_ones_own_by_name():
     LABEL_SAMPLER_REGISTRY._do_register("first_of_each", lambda: first_of_each)
     try:
-        compare(faster(), faster().batch((3, 0, 4)), sampler="first_of_each")
+        assert_equal_steps(faster(), faster().batch((3, 0, 4)), sampler="first_of_each")
     finally:
         del LABEL_SAMPLER_REGISTRY._obj_map["first_of_each"]
 
