@@ -108,15 +108,22 @@ def main() -> None:
     args = parse_args()
     runs = [(impl, seed, args) for impl in args.impl for seed in args.seeds]
     rows: list[Row] = []
+    failure = None
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
             for row in tqdm(pool.map(lambda run: train(*run), runs), total=len(runs)):
                 rows.append(row)
         except RuntimeError as error:
             pool.shutdown(cancel_futures=True)
-            sys.exit(f"benchmark_ap.py: error: {error}")
-    print(summarize(rows))
-    path = Path(args.csv)
+            failure = f"benchmark_ap.py: error: {error}"
+    if rows:  # also those before a failure: each took a training
+        print(summarize(rows))
+        write_csv(Path(args.csv), rows)
+    if failure:
+        sys.exit(failure)
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])

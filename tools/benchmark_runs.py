@@ -23,6 +23,7 @@ from detectron2.structures import BoxMode
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
 from impl_names import split_impl
+from profile_model import propose_anchors
 from tqdm import tqdm
 
 from d2_static_sampler import SamplerHook, install_sampler
@@ -49,7 +50,8 @@ class ImplRun:
     Args:
         cfg: the complete config.
         impl: for ``MODEL.SAMPLER.IMPL``; with "+step" behind it STATIC_STEP is on.
-        size: of synthetic images; None takes the config's training data.
+        size: of synthetic images; None takes the config's training data. With synthetic images and
+            random weights the RPN begins by proposing its anchors as they are.
         folder: for the step log.
 
     Attributes:
@@ -66,6 +68,8 @@ class ImplRun:
         self.peak_bytes: list[int] = []
         seed_all_rng(self.seed)
         self.model = _model(cfg)
+        if size and not cfg.MODEL.WEIGHTS:
+            propose_anchors(self.model)
         self.optimizer = build_optimizer(cfg, self.model)
         self.loader = SyntheticLoader(cfg, size) if size else build_detection_train_loader(cfg)
         make = amp_trainer(cfg.MODEL.DEVICE) if cfg.SOLVER.AMP.ENABLED else SimpleTrainer

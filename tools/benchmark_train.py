@@ -5,7 +5,8 @@ All train in this process at once, from equal weights: every round each makes on
 batch, in turn, so that a machine's drift meets all alike. The times are those that training logs
 in step_times.jsonl. A row gives their medians, and the median of the rounds' ratios of the whole
 step to naive's, with a 95 % bootstrap interval. Warm-up steps, and steps that compile, are left
-out; ``first_s`` is what they took beyond as many median steps. ``peak_mb`` is CUDA memory.
+out; ``first_s`` is what they took beyond as many median steps. ``peak_mb`` is CUDA memory. With
+--synthetic and no weights the RPN proposes its anchors, about as many as it does in a training.
 
 On a CPU that is busy with other work, --threads below the number of cores makes figures steadier.
 
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from benchmark_runs import ImplRun, Row, RunError, run_rounds, summarize
 from command_line import one_line
+from config_files import merge_file
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog
 from detectron2.engine import default_argument_parser
@@ -37,7 +39,6 @@ from devices import check_device, check_memory, is_out_of_memory
 from impl_names import IMPLS, check_impl
 from tabulate import tabulate
 from tqdm import tqdm
-from train_net import merge_file
 from versions import versions
 
 from d2_static_sampler import add_sampler_config

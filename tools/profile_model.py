@@ -12,7 +12,7 @@ from typing import Any
 
 import detectron2
 import torch
-import yaml
+from config_files import merge_file
 from detectron2 import model_zoo
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import build_model
@@ -37,11 +37,7 @@ def make_config(path: Path | None, device: str, overrides: Sequence[str]) -> Cfg
     """
     cfg = get_cfg()
     add_sampler_config(cfg)
-    name = str(path or zoo_config())
-    try:
-        cfg.merge_from_file(name)
-    except (AttributeError, RecursionError, TypeError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{name} is not a Detectron2 config: {error}") from error
+    merge_file(cfg, str(path or zoo_config()))
     cfg.merge_from_list(["MODEL.DEVICE", device, *([] if path else SMALL), *overrides])
     if (generator := cfg.MODEL.PROPOSAL_GENERATOR.NAME) in NEED_MORE:
         raise ValueError(
@@ -63,11 +59,19 @@ def make_model(cfg: CfgNode) -> nn.Module:
     """A model in training mode, equal for equal configs, whose boxes are its anchors."""
     torch.manual_seed(0)
     model = build_model(cfg).train()
+    propose_anchors(model)
+    return model
+
+
+def propose_anchors(model: nn.Module) -> None:
+    """Let every RPN of ``model`` propose its anchors as they are, in place.
+
+    The deltas of random weights are infinite, say, or move most anchors out of the image: there
+    would be less to do than in a training, and it would depend on the seed.
+    """
     for name, parameter in model.named_parameters():
-        # Random deltas would make the counts depend on the seed, or be infinite.
         if name.endswith("rpn_head.anchor_deltas.weight"):
             parameter.data.zero_()
-    return model
 
 
 def make_batch(cfg: CfgNode, images: int, height: int, width: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 import torch
-import yaml
+from config_files import merge_file
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import MetadataCatalog
@@ -91,14 +91,6 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     check_run(cfg, args, can_evaluate=EVALUATOR_TYPES)
     cfg.freeze()
     return cfg
-
-
-def merge_file(cfg: CfgNode, path: str) -> None:
-    """Merge a YAML file into ``cfg``; ValueError, naming it, where it is no Detectron2 config."""
-    try:
-        cfg.merge_from_file(path)
-    except (AttributeError, RecursionError, TypeError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} is not a Detectron2 config: {error}") from error
 
 
 def use_own_files(cfg: CfgNode, args: argparse.Namespace) -> None:

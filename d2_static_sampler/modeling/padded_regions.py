@@ -12,7 +12,7 @@ from detectron2.modeling.proposal_generator.proposal_utils import add_ground_tru
 from detectron2.structures import Instances
 from torch import Tensor
 
-from ..static_step.regions import Regions
+from ..static_step.regions import Regions, first_slots
 from ..static_step.truth import Truth, batch_boxes
 from .padded import LazyInstances, PaddedProposals
 
@@ -57,20 +57,31 @@ class PaddedRegions(LazyInstances):
 
     Attributes:
         regions: their slots.
+        num_fg_slots: Q, how many first slots of an image may be foreground.
         truth: of the batch.
         targets: the ground truth, B Instances.
     """
 
     def __init__(
-        self, regions: Regions, truth: Truth, targets: list[Instances], source: RegionSource | None
+        self,
+        regions: Regions,
+        num_fg_slots: int,
+        truth: Truth,
+        targets: list[Instances],
+        source: RegionSource,
     ) -> None:
         super().__init__(len(targets))
-        self.regions, self.truth, self.targets = regions, truth, targets
+        self.regions, self.num_fg_slots = regions, num_fg_slots
+        self.truth, self.targets = truth, targets
         self._source = source
+
+    @property
+    def fg(self) -> Regions:
+        """The (B, Q) first slots."""
+        return first_slots(self.regions, self.num_fg_slots)
 
     def make_instances(self) -> list[Instances]:
         """With the fields of Detectron2's ``label_and_sample_proposals``."""
-        assert self._source is not None
         return self._source.make_instances(self)
 
 

@@ -17,54 +17,49 @@ from torch import Tensor
 from ..static_step.deferred import Deferred, deferred_metrics
 from ..static_step.keypoint_losses import has_visible_keypoint, keypoint_heatmap, keypoint_loss
 from ..static_step.mask_losses import crop_masks, mask_loss_mean, mask_stats
+from ..static_step.regions import Regions
 from ..static_step.transfers import to_device
 from .padded_regions import PaddedRegions
 
 
-def mask_losses(head: Any, pooled: Tensor, regions: PaddedRegions, slots: int) -> dict[str, Tensor]:
+def mask_losses(head: Any, pooled: Tensor, regions: PaddedRegions) -> dict[str, Tensor]:
     """``loss_mask`` of a ``BaseMaskRCNNHead``.
 
     Args:
         head: the mask head.
         pooled: (B * Q, channels, height, width), the features of the first slots.
         regions: of the batch.
-        slots: Q.
     """
-    logits = head.layers(pooled)
-    valid = regions.regions.is_fg[:, :slots].flatten()
-    classes = regions.regions.classes[:, :slots].flatten()
-    targets = mask_targets(regions, slots, logits.shape[-1])
+    logits, fg = head.layers(pooled), regions.fg
+    valid, classes = fg.is_fg.flatten(), fg.classes.flatten()
+    targets = mask_targets(regions, logits.shape[-1])
     _report_masks(mask_stats(logits.detach(), classes, targets, valid))
     loss = mask_loss_mean(logits, classes, targets, valid)
     return {"loss_mask": loss * head.loss_weight}
 
 
-def mask_targets(regions: PaddedRegions, slots: int, side: int) -> Tensor:
+def mask_targets(regions: PaddedRegions, side: int) -> Tensor:
     """(B * Q, S, S) bool: the masks of the matches, cropped to the slots.
 
     Bit masks are cropped on their device. Polygons are drawn on the host, which waits for their
     boxes: one copy a batch.
     """
-    boxes = regions.regions.boxes[:, :slots]
-    matches = regions.regions.matches[:, :slots]
+    fg = regions.fg
     masks = [getattr(image, "gt_masks", None) if len(image) else None for image in regions.targets]
     if any(isinstance(of_image, PolygonMasks) for of_image in masks):
-        return _draw_polygons(masks, regions.regions.is_fg[:, :slots], boxes, matches, side)
+        return _draw_polygons(masks, fg, side)
     crops = [
-        crop_masks(_bits(of_image, boxes.device), boxes[i], matches[i], side)
+        crop_masks(_bits(of_image, fg.boxes.device), fg.boxes[i], fg.matches[i], side)
         for i, of_image in enumerate(masks)
     ]
     return torch.cat(crops)
 
 
-def keypoint_losses(
-    head: Any, pooled: Tensor, regions: PaddedRegions, slots: int
-) -> dict[str, Tensor]:
+def keypoint_losses(head: Any, pooled: Tensor, regions: PaddedRegions) -> dict[str, Tensor]:
     """``loss_keypoint`` of a ``BaseKeypointRCNNHead``; arguments as in :func:`mask_losses`."""
-    logits = head.layers(pooled)
-    boxes = regions.regions.boxes[:, :slots].flatten(0, 1)
-    keypoints = _matched_keypoints(regions, slots, logits.shape[1])
-    is_fg = regions.regions.is_fg[:, :slots]
+    logits, fg = head.layers(pooled), regions.fg
+    boxes, is_fg = fg.boxes.flatten(0, 1), fg.is_fg
+    keypoints = _matched_keypoints(regions, logits.shape[1])
     is_valid = is_fg & has_visible_keypoint(keypoints, boxes).view(is_fg.shape)
     deferred_metrics().put("keypoint_head/num_fg_samples", is_valid.sum(), is_fg.any(dim=1).sum())
     index, is_visible = keypoint_heatmap(keypoints, boxes, logits.shape[-1])
@@ -92,27 +87,26 @@ def _bits(masks: BitMasks | None, device: torch.device) -> Tensor:
     return masks.tensor
 
 
-def _draw_polygons(
-    masks: list[PolygonMasks | None], is_fg: Tensor, boxes: Tensor, matches: Tensor, side: int
-) -> Tensor:
-    on_host = torch.cat([is_fg[..., None], matches[..., None], boxes.double()], dim=-1).cpu()
-    drawn = torch.zeros((*is_fg.shape, side, side), dtype=torch.bool)
+def _draw_polygons(masks: list[PolygonMasks | None], fg: Regions, side: int) -> Tensor:
+    parts = [fg.is_fg[..., None], fg.matches[..., None], fg.boxes.double()]
+    on_host = torch.cat(parts, dim=-1).cpu()
+    drawn = torch.zeros((*fg.is_fg.shape, side, side), dtype=torch.bool)
     for i, of_image in enumerate(masks):
         rows = on_host[i, :, 0] > 0
         if of_image is not None and rows.any():
             polygons = of_image[on_host[i, rows, 1].long()]
             drawn[i, rows] = polygons.crop_and_resize(on_host[i, rows, 2:].float(), side)
-    return to_device(drawn.flatten(0, 1), boxes.device)
+    return to_device(drawn.flatten(0, 1), fg.boxes.device)
 
 
-def _matched_keypoints(regions: PaddedRegions, slots: int, num_keypoints: int) -> Tensor:
+def _matched_keypoints(regions: PaddedRegions, num_keypoints: int) -> Tensor:
     """(B * Q, J, 3)."""
     truth = regions.truth.boxes
     keypoints = truth.new_zeros((*truth.shape[:2], num_keypoints, 3))
     for i, image in enumerate(regions.targets):
         if len(image):
             keypoints[i, : len(image)] = image.gt_keypoints.tensor
-    index = regions.regions.matches[:, :slots, None, None].expand(-1, -1, num_keypoints, 3)
+    index = regions.fg.matches[..., None, None].expand(-1, -1, num_keypoints, 3)
     return keypoints.gather(1, index).flatten(0, 1)
 
 

@@ -17,12 +17,14 @@ from torch import Tensor
 from ..samplers.request import SampleRequest
 from ..static_step.deferred import deferred_metrics
 from ..static_step.graphs import Graphs
+from ..static_step.on_host import most
 from ..static_step.pooling import pool_rois
 from ..static_step.regions import (
     OutputLoss,
     RegionRule,
     Regions,
     RegionStep,
+    first_slots,
     label_regions,
     region_losses,
     region_step,
@@ -72,8 +74,10 @@ class StaticProposals(BatchProposalSampler):
         metrics.put("roi_head/num_fg_samples", num_pos.sum(), len(targets))
         metrics.put("roi_head/num_bg_samples", num_neg.sum(), len(targets))
         count = num_pos + num_neg
+        if self._graphs is None:  # a graph keeps its shapes
+            regions = first_slots(regions, most(count, self.batch_size_per_image))
         source = RegionSource(self, proposals, index, count, candidates.num_proposals)
-        return PaddedRegions(regions, truth, targets, source)
+        return PaddedRegions(regions, most(num_pos, quota(self)), truth, targets, source)
 
     def _label_and_sample(
         self, truth: Truth, candidates: Candidates
@@ -127,20 +131,18 @@ class StaticROIHeads(StaticProposals, StandardROIHeads):
             return super()._forward_mask(features, instances)
         if not self._masks_are_static or shows_masks(self.mask_head):
             return super()._forward_mask(features, instances.instances)
-        slots = quota(self)
         levels = [features[f] for f in self.mask_in_features]
-        pooled = pool_rois(self.mask_pooler, levels, instances.regions.boxes[:, :slots])
-        return mask_losses(self.mask_head, pooled, instances, slots)
+        pooled = pool_rois(self.mask_pooler, levels, instances.fg.boxes)
+        return mask_losses(self.mask_head, pooled, instances)
 
     def _forward_keypoint(self, features: dict[str, Tensor], instances: Any) -> Any:
         if not isinstance(instances, PaddedRegions) or not self.keypoint_on:
             return super()._forward_keypoint(features, instances)
         if not self._keypoints_are_static:
             return super()._forward_keypoint(features, instances.instances)
-        slots = quota(self)
         levels = [features[f] for f in self.keypoint_in_features]
-        pooled = pool_rois(self.keypoint_pooler, levels, instances.regions.boxes[:, :slots])
-        return keypoint_losses(self.keypoint_head, pooled, instances, slots)
+        pooled = pool_rois(self.keypoint_pooler, levels, instances.fg.boxes)
+        return keypoint_losses(self.keypoint_head, pooled, instances)
 
 
 class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
@@ -158,16 +160,16 @@ class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
             return super().forward(images, features, proposals, targets)
         assert targets
         sampled = self.label_and_sample_proposals(proposals, targets)
-        levels, slots = [features[f] for f in self.in_features], quota(self)
+        levels = [features[f] for f in self.in_features]
         pooled = self.res5(pool_rois(self.pooler, levels, sampled.regions.boxes))
         predictions = self.box_predictor(pooled.mean(dim=[2, 3]))
-        losses = self._output_losses(self.box_predictor, predictions, sampled.regions, slots)
+        losses = self._output_losses(self.box_predictor, predictions, sampled.regions, quota(self))
         if self.mask_on and not (self._masks_are_static and not shows_masks(self.mask_head)):
             return [], losses | self._masks_as_ever(pooled, sampled)
         if self.mask_on:
             by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)
-            first = by_image[:, :slots].flatten(0, 1)
-            losses.update(mask_losses(self.mask_head, first, sampled, slots))
+            first = by_image[:, : sampled.num_fg_slots].flatten(0, 1)
+            losses.update(mask_losses(self.mask_head, first, sampled))
         return [], losses
 
     def _masks_as_ever(self, pooled: Tensor, sampled: PaddedRegions) -> dict[str, Tensor]:

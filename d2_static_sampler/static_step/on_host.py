@@ -1,10 +1,26 @@
-"""Whether a CPU's part may be done in NumPy."""
+"""What a CPU may do, where nobody waits for a device: NumPy, and looking into the data."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+
+def most(counts: Tensor, limit: int) -> int:
+    """How many slots a batch needs.
+
+    Args:
+        counts: (B,) int64, those of its images.
+        limit: that of every image.
+
+    Returns:
+        On a CPU the largest count, at least 1 and at most ``limit``; elsewhere ``limit``, since the
+        host would wait.
+    """
+    if torch.compiler.is_compiling() or not is_numpy_for(counts):
+        return limit
+    return min(limit, max(1, int(counts.max())))
 
 
 def is_numpy_for(*tensors: Tensor) -> bool:

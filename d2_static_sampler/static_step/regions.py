@@ -150,6 +150,11 @@ def regions_of(
     return Regions(boxes, matches, classes, take_boxes(truth, matches), is_valid, is_fg)
 
 
+def first_slots(regions: Regions, num_slots: int) -> Regions:
+    """The first slots of every image."""
+    return Regions(*(part[:, :num_slots] for part in regions))
+
+
 @dataclass(frozen=True)
 class RegionStep:
     """What is constant from one training step of ROI heads to the next.

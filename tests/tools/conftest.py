@@ -1,15 +1,15 @@
-"""A small data set, and the tools for training and profiling in this process."""
+"""A small data set, and the training tool in this process."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import pytest
+import train_net
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from d2_static_sampler.data import ShapesSpec, ensure_shapes
-from tests.tools.train_net_helpers import CONFIG, ROOT, SMALL, TOOL, train_net
+from tests.tools.train_net_helpers import CONFIG, SMALL, TOOL
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,3 @@ def run(data_folder, tmp_path, monkeypatch):
         if name in DatasetCatalog:
             DatasetCatalog.remove(name)
             MetadataCatalog.remove(name)
-
-
-@pytest.fixture(scope="module")
-def profile_step():
-    """tools/profile_step.py as a module."""
-    folder = ROOT / "tools"
-    sys.path.insert(0, str(folder))
-    spec = importlib.util.spec_from_file_location("profile_step", folder / "profile_step.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(folder))

@@ -7,12 +7,11 @@ import json
 import sys
 from pathlib import Path
 
+import benchmark_ap
+import benchmark_rpn
 import pytest
 
 TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
-import benchmark_ap  # noqa: E402
-import benchmark_rpn  # noqa: E402
 
 
 def run(tool, monkeypatch, *args):
@@ -82,3 +81,17 @@ def test_means_and_spreads():
     row = {"AP": 1.0, "AP50": 4.0, "AP75": 0.0}
     rows = [{"impl": "naive", **row}, {"impl": "naive", **row, "AP": 3.0}]
     assert "2.00 ± 1.41" in benchmark_ap.summarize(rows)
+
+
+def test_a_failure_keeps_what_was_trained(monkeypatch, tmp_path):
+    def train(impl, seed, args):
+        if seed == 2:
+            raise RuntimeError("naive, seed 2: no memory")
+        return {"impl": impl, "seed": seed, "AP": 1.0, "AP50": 4.0, "AP75": 0.0}
+
+    monkeypatch.setattr(benchmark_ap, "train", train)
+    path = tmp_path / "rows.csv"
+    args = "--config-file", __file__, "--impl", "naive", "--csv", path
+    with pytest.raises(SystemExit, match="error: naive, seed 2: no memory"):
+        run(benchmark_ap, monkeypatch, *args)
+    assert [row["seed"] for row in csv.DictReader(path.open())] == ["1"]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
 
+import benchmark_runs
+import benchmark_train
 import pytest
 import torch
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY, build_label_sampler
 from d2_static_sampler.engine import clock
-from tests.tools.train_net_helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-import benchmark_runs
-import benchmark_train
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 PARTS = ("rpn_label", "rpn_sample", "roi_label", "roi_sample")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import benchmark_runs
+import benchmark_train
 import pytest
 import torch
 from detectron2.structures import BitMasks, PolygonMasks, RotatedBoxes
 
 from tests.helpers import NUM_CLASSES, small_config
 from tests.tools.train_net_helpers import CONFIG, ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-import benchmark_runs
-import benchmark_train
 
 
 @pytest.mark.parametrize(

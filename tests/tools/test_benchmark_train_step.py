@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
+import benchmark_runs
+import benchmark_train
 import pytest
 
 from tests.helpers import small_config
-from tests.tools.train_net_helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-import benchmark_runs
-import benchmark_train
 
 TINY = ["MODEL.RPN.PRE_NMS_TOPK_TRAIN", "50", "MODEL.ROI_BOX_HEAD.FC_DIM", "16"]
 BRIEF = ["--synthetic", "64", "64", "--images", "1", "--steps", "3", "--warmup", "1"]

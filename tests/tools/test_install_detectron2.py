@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 import os
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import install_detectron2 as script
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -18,10 +18,6 @@ SCRIPT = ROOT / "tools" / "install_detectron2.py"
 # Runs a file as __main__ where `import detectron2` fails and find_spec finds nothing.
 HIDE = "import sys; sys.modules['detectron2'] = None; "
 RUN_HIDDEN = HIDE + "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
-
-
-sys.path.append(str(SCRIPT.parent))
-script = importlib.import_module("install_detectron2")
 
 
 def python(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 
+import lazy_train_net
 import pytest
 import torch
 from detectron2.config import LazyCall, LazyConfig, instantiate
@@ -30,18 +30,13 @@ SMALL = (
 )
 
 
-@pytest.fixture
-def lazy_train_net(data_folder, monkeypatch):
-    """The tool as a module."""
+@pytest.fixture(autouse=True)
+def datasets(data_folder, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(data_folder))
-    spec = importlib.util.spec_from_file_location("lazy_train_net", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
-def run(lazy_train_net, tmp_path, monkeypatch):
+def run(tmp_path, monkeypatch):
     """A function that runs the tool in this process, on a small run."""
 
     def run(*arguments, config=CONFIG, opts=SMALL):
@@ -114,7 +109,7 @@ def test_two_processes_on_the_cpu(data_folder, tmp_path):
         ("--eval-only", "--eval-only needs weights: set train.init_checkpoint, "),
     ],
 )
-def test_wrong_input_stops_with_one_line(lazy_train_net, monkeypatch, tmp_path, opt, message):
+def test_wrong_input_stops_with_one_line(monkeypatch, tmp_path, opt, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(TOOL), "--config-file", CONFIG, opt])
     with pytest.raises(SystemExit) as stopped:
@@ -135,7 +130,7 @@ def test_wrong_input_stops_with_one_line(lazy_train_net, monkeypatch, tmp_path, 
         ("absent.py", "import no_such_module_at_all", "no_such_module_at_all"),
     ],
 )
-def test_a_file_that_is_no_lazy_config(lazy_train_net, monkeypatch, tmp_path, name, text, message):
+def test_a_file_that_is_no_lazy_config(monkeypatch, tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(sys, "argv", [str(TOOL), "--config-file", str(tmp_path / name)])
@@ -145,7 +140,7 @@ def test_a_file_that_is_no_lazy_config(lazy_train_net, monkeypatch, tmp_path, na
     assert "\n" not in stopped.value.code
 
 
-def test_the_same_model_as_the_yaml(lazy_train_net):
+def test_the_same_model_as_the_yaml():
     """Names, shapes and figures of the two configs are equal, so checkpoints fit both."""
     lazy = lazy_train_net.build_model(LazyConfig.load(CONFIG))
     yaml = small_model()
@@ -159,7 +154,7 @@ def test_the_same_model_as_the_yaml(lazy_train_net):
     assert lazy.proposal_generator.post_nms_topk == yaml.proposal_generator.post_nms_topk
 
 
-def test_a_config_without_the_node_is_detectron2s(lazy_train_net):
+def test_a_config_without_the_node_is_detectron2s():
     cfg = LazyConfig.load(CONFIG)
     del cfg.sampler
     assert yaml_config(cfg).MODEL.SAMPLER.IMPL == "naive"
@@ -168,7 +163,7 @@ def test_a_config_without_the_node_is_detectron2s(lazy_train_net):
     assert impls(lazy_train_net.build_model(cfg)) == ["static", "static"]
 
 
-def test_the_sampler_inside_the_model(lazy_train_net, tmp_path):
+def test_the_sampler_inside_the_model(tmp_path):
     """One line of a config, for Detectron2's own Lazy script, saved and loaded and overridden."""
     cfg = LazyConfig.load(CONFIG)
     cfg.model = LazyCall(install_sampler)(model=cfg.model, cfg_or_name_or_sampler="${sampler.impl}")

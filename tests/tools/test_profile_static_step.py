@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import profile_step
 import pytest
 from detectron2.utils.events import EventStorage
 
@@ -13,7 +14,7 @@ KNOWN = {1: 52, 2: 83, 4: 145, 8: 269}  # Detectron2's, at 1 to 8 images
 
 
 @pytest.fixture(scope="module")
-def profiled(profile_step, tmp_path_factory):
+def profiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profile")
     profile_step.main(
         ["--impl", "static+step", "--images", "1", "2", "--output", str(folder), *SMALL]
@@ -21,7 +22,7 @@ def profiled(profile_step, tmp_path_factory):
     return read_rows(folder), (folder / "profile.txt").read_text()
 
 
-def test_the_known_counts_and_none_in_the_static_step(profile_step):
+def test_the_known_counts_and_none_in_the_static_step():
     """On the tool's own model and images, at the sizes that its table has by default."""
     cfg = profile_step.make_config(None, "cpu", [])
     ops = set()
@@ -59,7 +60,7 @@ def test_every_phase_has_its_part(profiled):
     assert [cell.strip() for cell in line.strip("|").split("|")[2:]] == ["0"] * 8 + ["1"]
 
 
-def test_a_compiled_step_shows_its_graphs(profile_step, tmp_path):
+def test_a_compiled_step_shows_its_graphs(tmp_path):
     profile_step.main(
         ["--impl", "compiled+step", "--images", "2", "--output", str(tmp_path), *SMALL]
     )

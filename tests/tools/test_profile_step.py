@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import profile_step
 import pytest
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY
@@ -34,7 +35,7 @@ ITEM_LINE = inspect.getsourcelines(WaitingSampler.__call__)[1] + 1
 
 
 @pytest.fixture(scope="module")
-def profiled(profile_step, tmp_path_factory):
+def profiled(tmp_path_factory):
     """The output folder of a run of three samplers, and its rows by (IMPL, images)."""
     LABEL_SAMPLER_REGISTRY.register(WaitingSampler)
     folder = tmp_path_factory.mktemp("profile") / "new"
@@ -51,7 +52,7 @@ def read_rows(folder):
     return {(row["impl"], row["images"]): row for row in rows}
 
 
-def test_the_known_counts_of_detectron2(profile_step, tmp_path, capsys):
+def test_the_known_counts_of_detectron2(tmp_path, capsys):
     profile_step.main(["--impl", "naive", "--images", "1", "2", "--output", str(tmp_path)])
     rows = read_rows(tmp_path)
     assert rows["naive", 1]["data_dependent"] == {
@@ -119,7 +120,7 @@ def test_traces_have_the_phases_as_ranges(profiled):
         assert ranges["sample"] == (2 * images if impl == "naive" else 2)
 
 
-def test_a_compiled_sampler_shows_its_graphs(profile_step, tmp_path, capsys):
+def test_a_compiled_sampler_shows_its_graphs(tmp_path, capsys):
     profile_step.main(["--impl", "compiled", "--images", "2", "--output", str(tmp_path), *SMALL])
     row = read_rows(tmp_path)["compiled", 2]
     graphs = row["graphs"]
@@ -189,7 +190,7 @@ def test_waits_of_a_trace_on_cuda():
         (["MODEL.PROPOSAL_GENERATOR.NAME", "RRPN"], "PROPOSAL_GENERATOR.NAME is 'RRPN'"),
     ],
 )
-def test_wrong_arguments_stop_at_once(profile_step, tmp_path, monkeypatch, capsys, args, message):
+def test_wrong_arguments_stop_at_once(tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as stop:
@@ -198,9 +199,9 @@ def test_wrong_arguments_stop_at_once(profile_step, tmp_path, monkeypatch, capsy
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_running_out_of_memory_is_one_line(profile_step, tmp_path, monkeypatch, capsys):
+def test_running_out_of_memory_is_one_line(tmp_path, monkeypatch, capsys):
     """The allocator's own error, at an image that no address space holds."""
-    monkeypatch.setattr(profile_step, "check_memory", lambda *_: None)
+    monkeypatch.setattr("check_memory", lambda *_: None)
     huge = ["--size", str(10**8), str(10**8), "--images", "1", "--impl", "naive"]
     with pytest.raises(SystemExit) as stop:
         profile_step.main([*huge, "--output", str(tmp_path)])

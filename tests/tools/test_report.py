@@ -112,7 +112,6 @@ def test_no_figure_of_a_wrong_file(content, message, tmp_path, monkeypatch, caps
 
 def error_of(tool, arguments, monkeypatch, capsys) -> str:
     """The one line that a tool says in this process before it stops."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     monkeypatch.setattr(sys, "argv", [f"{tool}.py", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
         importlib.import_module(tool).main()

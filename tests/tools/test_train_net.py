@@ -17,6 +17,8 @@ from detectron2.engine import DefaultTrainer, default_setup
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
 from d2_static_sampler.engine import read_steps
+from tests.helpers import CONFIGS
+from tests.modeling.models import HAS_POINT_REND, TINY
 from tests.tools.train_net_helpers import CONFIG, SMALL, TOOL
 
 
@@ -64,6 +66,25 @@ def test_trains_evaluates_and_draws(run):
     missing = ("DATASETS.TRAIN", "('coco_2017_train',)")
     again = run("--eval-only", "--resume", "DATASETS.TEST", "('shapes_val',)", *missing)
     assert again == folder
+
+
+@pytest.mark.skipif(not HAS_POINT_REND, reason="no detectron2.projects.point_rend")
+def test_a_project_with_keys_of_its_own(run, tmp_path):
+    """PointRend's leaf, made small and trained on the built-in data, is evaluated and resumed."""
+    config = tmp_path / "small.yaml"
+    config.write_text(f'_BASE_: "{CONFIGS}/pointrend_rcnn_R_50_FPN_static.yaml"\n')
+    data = ("DATASETS.TRAIN", "('shapes_train',)", "DATASETS.TEST", "('shapes_val',)")
+    small = (*TINY[2:], "MODEL.POINT_HEAD.NUM_CLASSES", 3, "MODEL.POINT_HEAD.FC_DIM", 16)
+    small += ("MODEL.ROI_MASK_HEAD.FC_DIM", 16)
+    small += ("TEST.DETECTIONS_PER_IMAGE", 3, "SOLVER.BASE_LR", 1e-5)
+    opts = [str(opt) for opt in (*data, *small, "DATALOADER.NUM_WORKERS", 0, "SOLVER.MAX_ITER", 2)]
+    folder = run(*opts, config=str(config))
+    assert {row["impl"] for row in read_steps(folder / "step_times.jsonl")} == {"static"}
+    assert "segm/AP" in json.loads((folder / "metrics.json").read_text().splitlines()[-1])
+    # The saved config has the keys, too.
+    again = str(folder / "config.yaml")
+    assert run("--resume", "SOLVER.MAX_ITER", "3", config=again, without=SMALL[::2]) == folder
+    assert len(read_steps(folder / "step_times.jsonl")) == 3
 
 
 class OwnTrainer(DefaultTrainer):

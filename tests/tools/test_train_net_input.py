@@ -6,15 +6,18 @@ import copy
 import json
 import os
 import re
+import sys
 
 import pytest
 import torch
+import train_net
+from config_files import merge_file
 from detectron2.config import get_cfg
 
 from d2_static_sampler import add_sampler_config
 from d2_static_sampler.engine import read_steps
 from tests.tools.test_train_net import OWN
-from tests.tools.train_net_helpers import CONFIG, ROOT, train_net
+from tests.tools.train_net_helpers import CONFIG, ROOT
 
 
 @pytest.mark.parametrize(
@@ -128,8 +131,17 @@ def test_configs_load_from_any_folder(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = get_cfg()
     add_sampler_config(cfg)
-    cfg.merge_from_file(os.path.relpath(path))
+    merge_file(cfg, os.path.relpath(path))
     assert cfg.MODEL.SAMPLER.IMPL in ("naive", "static", "compiled")
+
+
+def test_a_config_of_point_rend_without_it(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "detectron2.projects.point_rend", None)
+    config = str(ROOT / "configs" / "pointrend_rcnn_R_50_FPN_static.yaml")
+    with pytest.raises(
+        SystemExit, match=r"MODEL\.POINT_HEAD, but this Detectron2 has no PointRend"
+    ):
+        run(config=config)
 
 
 def test_the_config_node(tmp_path):

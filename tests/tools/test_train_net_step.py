@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
+import train_net
 
 from d2_static_sampler.engine import read_steps
-from tests.tools.train_net_helpers import train_net
 
 SEEDS = ("SEED", "7", "MODEL.SAMPLER.SEED", "3", "MODEL.SAMPLER.IMPL", "static")
 STEP = ("MODEL.SAMPLER.STATIC_STEP", "True")

@@ -1,9 +1,7 @@
-"""tools/train_net.py as a module, and the arguments of a small run."""
+"""tools/train_net.py and the arguments of a small run."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,8 +15,3 @@ SMALL = [
     "DATASETS.TEST", "()",
     "MODEL.DEVICE", "cpu",
 ]  # fmt: skip
-
-
-_spec = importlib.util.spec_from_file_location("train_net", TOOL)
-train_net = sys.modules["train_net"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(train_net)
