@@ -5,6 +5,7 @@ B images, T proposals of an image, N of them with the ground truth behind, K sam
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +76,7 @@ class PaddedRegions(LazyInstances):
         self.truth, self.targets = truth, targets
         self._source = source
 
-    @property
+    @cached_property
     def fg(self) -> Regions:
         """The (B, Q) first slots."""
         return first_slots(self.regions, self.num_fg_slots)

@@ -152,6 +152,8 @@ def regions_of(
 
 def first_slots(regions: Regions, num_slots: int) -> Regions:
     """The first slots of every image."""
+    if num_slots == regions.boxes.shape[1]:
+        return regions
     return Regions(*(part[:, :num_slots] for part in regions))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -11,7 +12,7 @@ from detectron2.modeling import build_model
 from detectron2.structures import BitMasks
 from detectron2.utils.events import EventStorage
 
-from d2_static_sampler import LabelSample, install_sampler
+from d2_static_sampler import LabelSample, install_sampler, uninstall_sampler
 from d2_static_sampler.engine.op_counter import count_data_dependent_ops
 from d2_static_sampler.static_step import proposals
 from d2_static_sampler.static_step.anchors import BoxLoss, anchor_losses, label_anchors
@@ -84,6 +85,17 @@ def batch_of(name, num_images):
         truth = item["instances"]
         truth.gt_masks = BitMasks(torch.ones(3, 256, 256, dtype=torch.bool))
     return batch
+
+
+@pytest.mark.parametrize("num_images", [1, 8])
+def test_detectron2s_training_forward(fixture_model, num_images):
+    """What the same model has without the static step."""
+    name, model = fixture_model
+    stock = uninstall_sampler(copy.deepcopy(model))
+    with EventStorage(), CountNames() as count:
+        stock(batch_of(name, num_images))
+    fixed, each = {"faster": (21, 31), "mask": (30, 32)}[name]
+    assert len(count.data_dependent) == fixed + each * num_images
 
 
 @pytest.mark.parametrize("num_images", [1, 2, 4, 8])

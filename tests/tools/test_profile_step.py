@@ -201,7 +201,7 @@ def test_wrong_arguments_stop_at_once(tmp_path, monkeypatch, capsys, args, messa
 
 def test_running_out_of_memory_is_one_line(tmp_path, monkeypatch, capsys):
     """The allocator's own error, at an image that no address space holds."""
-    monkeypatch.setattr("check_memory", lambda *_: None)
+    monkeypatch.setattr(profile_step, "check_memory", lambda *_: None)
     huge = ["--size", str(10**8), str(10**8), "--images", "1", "--impl", "naive"]
     with pytest.raises(SystemExit) as stop:
         profile_step.main([*huge, "--output", str(tmp_path)])
