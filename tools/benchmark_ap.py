@@ -11,7 +11,6 @@ config's test set. A row of the CSV is one training; the table has each IMPL's m
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import one_line
+from csv_rows import check_can_write, write_rows
 from impl_names import IMPLS, check_impl, split_impl
 from tabulate import tabulate
 from tqdm import tqdm
@@ -88,13 +88,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--threads", type=int, default=1, help="of each training")
     parser.add_argument("--output", default="output/ap", help="folder of the trainings")
-    parser.add_argument("--csv", default="output/ap.csv", help="file for the rows")
+    parser.add_argument("--csv", type=Path, default="output/ap.csv", help="file for the rows")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="settings, after --")
     args = parser.parse_args()
     try:
         for impl in args.impl:
             check_impl(impl)
-    except ValueError as error:
+        check_can_write(args.csv)
+    except (OSError, ValueError) as error:
         parser.error(one_line(error))
     if not Path(args.config_file).is_file():
         parser.error(f"--config-file is {args.config_file!r}: no such file")
@@ -118,17 +119,9 @@ def main() -> None:
             failure = f"benchmark_ap.py: error: {error}"
     if rows:  # also those before a failure: each took a training
         print(summarize(rows))
-        write_csv(Path(args.csv), rows)
+        write_rows(args.csv, rows)
     if failure:
         sys.exit(failure)
-
-
-def write_csv(path: Path, rows: list[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

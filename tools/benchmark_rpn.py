@@ -10,7 +10,6 @@ same predictions, in turn. An IMPL with +step behind it has the static step.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from benchmark_sampler import count, summarize_times, time_in_turn
 from command_line import one_line
+from csv_rows import check_can_write, write_rows
 from detectron2.config import get_cfg
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import build_proposal_generator
@@ -125,9 +125,7 @@ def parse_args() -> argparse.Namespace:
             check_impl(impl)
         check_device("--device", args.device)
         check_memory("--images and --size", max(args.images) * args.size[0] * args.size[1] * 5)
-        if args.csv:
-            args.csv.parent.mkdir(parents=True, exist_ok=True)
-            args.csv.open("a").close()
+        check_can_write(args.csv)
     except (OSError, ValueError) as error:
         parser.error(one_line(error))
     return args
@@ -138,13 +136,12 @@ def main() -> None:
     args = parse_args()
     torch.manual_seed(0)
     jobs = [(images, threads) for images in args.images for threads in args.threads]
-    rows = [row for job in tqdm(jobs) for row in measure(*job, args)]
+    about, rows = versions(args.device), []
+    for job in tqdm(jobs):
+        rows += measure(*job, args)
+        write_rows(args.csv, [row | about for row in rows])
     print(tabulate(rows, headers="keys", tablefmt="github"))
-    if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], *versions(args.device)])
-            writer.writeheader()
-            writer.writerows(row | versions(args.device) for row in rows)
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ to do the work before it is measured; ``note`` says where what it does differs.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ import torch
 from benchmark_peers import Peer, check, peers
 from benchmark_works import WORKS, Work, half
 from command_line import one_line
+from csv_rows import check_can_write, write_rows
 from devices import check_device, check_memory, is_out_of_memory
 from tabulate import tabulate
 from torch import Tensor
@@ -189,12 +189,10 @@ def check_args(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             check_memory(f"--shape {batch} {candidates} {num_samples}", labels_and_order)
     except ValueError as error:
         parser.error(one_line(error))
-    if args.csv:
-        try:
-            args.csv.parent.mkdir(parents=True, exist_ok=True)
-            args.csv.open("a").close()
-        except OSError as error:
-            parser.error(f"--csv {args.csv}: {error}")
+    try:
+        check_can_write(args.csv)
+    except OSError as error:
+        parser.error(f"--csv {args.csv}: {error}")
 
 
 def works_of(args: argparse.Namespace) -> list[Work]:
@@ -209,25 +207,20 @@ def main() -> None:
     # A peer that compiles every shape anew is not to stop at the eighth.
     torch._dynamo.config.recompile_limit = 64
     jobs = [(work, threads) for work in works_of(args) for threads in args.threads]
-    rows = []
+    about, rows = versions(args.device), []
     with tqdm(jobs, unit="shape") as progress:
         for work, threads in progress:
             try:
                 rows += measure(work, threads, args.rounds, args.device, args.select)
+                write_rows(args.csv, [row | about for row in rows])
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
                 progress.close()
                 shape = f"{work.name} {work.batch} {work.candidates} {work.num_samples}"
                 parser.error(f"out of memory at B N K of {shape}: {one_line(error)}")
-    about = versions(args.device)
     print(tabulate(rows, headers="keys", tablefmt="github"))
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    if args.csv:
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], *about])
-            writer.writeheader()
-            writer.writerows(row | about for row in rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ On a CPU that is busy with other work, --threads below the number of cores makes
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import shlex
 import tempfile
@@ -32,6 +31,7 @@ import torch
 from benchmark_runs import ImplRun, Row, RunError, run_rounds, summarize
 from command_line import one_line
 from config_files import merge_file
+from csv_rows import check_can_write, write_rows
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog
 from detectron2.engine import default_argument_parser
@@ -94,9 +94,7 @@ def build_config(args: argparse.Namespace) -> CfgNode:
         batch = f"--images {max(args.images)} --synthetic {height} {width}"
         check_memory(batch, max(args.images) * 3 * height * width)
     check_config(cfg, args.synthetic)
-    if args.csv:
-        args.csv.parent.mkdir(parents=True, exist_ok=True)
-        args.csv.open("a").close()
+    check_can_write(args.csv)
     return cfg
 
 
@@ -199,7 +197,7 @@ def main(argv: list[str] | None = None) -> list[Row]:
             for images in args.images:
                 cfg.SOLVER.IMS_PER_BATCH = images
                 rows += measure(cfg, args, progress)
-                write_csv(args.csv, [about | row for row in rows])
+                write_rows(args.csv, [about | row for row in rows])
     except FloatingPointError as error:
         hint = "a smaller SOLVER.BASE_LR keeps it from that, at the same work a step"
         parser.exit(1, f"{parser.prog}: error: {one_line(error)} ({hint})\n")
@@ -212,14 +210,6 @@ def main(argv: list[str] | None = None) -> list[Row]:
     print(format_table(rows))
     print(", ".join(f"{key} {value}" for key, value in about.items() if value))
     return [about | row for row in rows]
-
-
-def write_csv(path: Path | None, rows: list[Row]) -> None:
-    if path:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""The rows of a benchmark's CSV file, whose errors name the file, the line and the column."""
+"""A benchmark's CSV file: written, and read with errors that name the line and the column."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class Row(dict[str, str]):
@@ -44,6 +46,22 @@ class Row(dict[str, str]):
         raise ValueError(
             f"{self.path}, line {self.line}: {column} is {figure}; it must be a whole number"
         )
+
+
+def check_can_write(path: Path | None) -> None:
+    """OSError where a file of rows could not be written, before the work for them is done."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+
+
+def write_rows(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write all rows, whose columns are those of the first; nothing without a path or a row."""
+    if path and rows:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def read_rows(path: Path) -> list[Row]:

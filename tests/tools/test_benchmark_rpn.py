@@ -55,6 +55,7 @@ def test_wrong_arguments(monkeypatch, capsys, args, message):
         (["--config-file", "none.yaml"], "no such file"),
         (["--config-file", __file__, "--impl", "naive+step"], "--impl is 'naive+step'"),
         (["--config-file", __file__, "--jobs", "0"], "at least 1"),
+        (["--config-file", __file__, "--csv", "."], "Is a directory"),
     ],
 )
 def test_wrong_arguments_for_ap(monkeypatch, capsys, args, message):
