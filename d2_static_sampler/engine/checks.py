@@ -36,7 +36,8 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
     _check_processes(args)
     _check_device(cfg)
     _check_names(cfg)
-    _check_numbers(cfg)
+    check_heads(cfg)
+    _check("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER >= 1, "at least 1")
     _check_batch(cfg.SOLVER.IMS_PER_BATCH, num_processes(args.num_gpus, args.num_machines))
     _check_weights(cfg, args)
     used = "TEST" if args.eval_only else "TRAIN"
@@ -94,8 +95,10 @@ def _names(registry: Registry) -> list[str]:
     return sorted(name for name, _ in registry)
 
 
-def _check_numbers(cfg: CfgNode) -> None:
-    _check("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER >= 1, "at least 1")
+def check_heads(cfg: CfgNode) -> None:
+    """Raise ValueError for numbers of the RPN and the ROI heads with which nothing trains."""
+    classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    _check("MODEL.ROI_HEADS.NUM_CLASSES", classes, classes >= 1, "at least 1")
     for head in ("RPN", "ROI_HEADS"):
         size, fraction = cfg.MODEL[head].BATCH_SIZE_PER_IMAGE, cfg.MODEL[head].POSITIVE_FRACTION
         _check(f"MODEL.{head}.BATCH_SIZE_PER_IMAGE", size, size >= 0, "at least 0")

@@ -187,6 +187,8 @@ def test_waits_of_a_trace_on_cuda():
         (["--impl", "naive", "MODEL.DEVICE"], "odd length"),
         (["MODEL.SAMPLER.SELECT", "best"], "MODEL.SAMPLER.SELECT is 'best'"),
         (["MODEL.ROI_HEADS.NAME", "NoHeads"], "NoHeads"),
+        (["MODEL.RPN.BATCH_SIZE_PER_IMAGE", "-5"], "RPN.BATCH_SIZE_PER_IMAGE is -5; at least 0"),
+        (["MODEL.ROI_HEADS.NUM_CLASSES", "0"], "ROI_HEADS.NUM_CLASSES is 0; at least 1"),
         (["MODEL.PROPOSAL_GENERATOR.NAME", "RRPN"], "PROPOSAL_GENERATOR.NAME is 'RRPN'"),
     ],
 )
