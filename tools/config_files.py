@@ -15,7 +15,10 @@ def merge_file(cfg: CfgNode, path: str) -> None:
         ValueError: it is no Detectron2 config, or asks for a PointRend that is not installed.
     """
     try:
-        if "POINT_HEAD" in (CfgNode.load_yaml_with_base(path).get("MODEL") or {}):
+        model = CfgNode.load_yaml_with_base(path).get("MODEL", {})
+        if not isinstance(model, dict):
+            raise TypeError(f"MODEL is {model!r}; it must be a mapping")
+        if "POINT_HEAD" in model:
             _add_point_rend_config(cfg, path)
         cfg.merge_from_file(path)
     except (AttributeError, RecursionError, TypeError, UnicodeError, yaml.YAMLError) as error:

@@ -99,6 +99,10 @@ def check_heads(cfg: CfgNode) -> None:
     """Raise ValueError for numbers of the RPN and the ROI heads with which nothing trains."""
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     _check("MODEL.ROI_HEADS.NUM_CLASSES", classes, classes >= 1, "at least 1")
+    if "POINT_HEAD" in cfg.MODEL and cfg.MODEL.MASK_ON:
+        of_points = cfg.MODEL.POINT_HEAD.NUM_CLASSES
+        what = f"it must be MODEL.ROI_HEADS.NUM_CLASSES, which is {classes}"
+        _check("MODEL.POINT_HEAD.NUM_CLASSES", of_points, of_points == classes, what)
     for head in ("RPN", "ROI_HEADS"):
         size, fraction = cfg.MODEL[head].BATCH_SIZE_PER_IMAGE, cfg.MODEL[head].POSITIVE_FRACTION
         _check(f"MODEL.{head}.BATCH_SIZE_PER_IMAGE", size, size >= 0, "at least 0")

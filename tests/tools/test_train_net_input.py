@@ -16,6 +16,7 @@ from detectron2.config import get_cfg
 
 from d2_static_sampler import add_sampler_config
 from d2_static_sampler.engine import read_steps
+from tests.modeling.models import HAS_POINT_REND
 from tests.tools.test_train_net import OWN
 from tests.tools.train_net_helpers import CONFIG, ROOT
 
@@ -142,6 +143,22 @@ def test_a_config_of_point_rend_without_it(run, monkeypatch):
         SystemExit, match=r"MODEL\.POINT_HEAD, but this Detectron2 has no PointRend"
     ):
         run(config=config)
+
+
+@pytest.mark.skipif(not HAS_POINT_REND, reason="no detectron2.projects.point_rend")
+def test_classes_of_point_rend(run):
+    config = str(ROOT / "configs" / "pointrend_rcnn_R_50_FPN_static.yaml")
+    message = r"POINT_HEAD\.NUM_CLASSES is 80; it must be MODEL\.ROI_HEADS\.NUM_CLASSES, which is 3"
+    with pytest.raises(SystemExit, match=message):
+        run("MODEL.ROI_HEADS.NUM_CLASSES", "3", config=config)
+
+
+@pytest.mark.parametrize("model", ["[1, 2]", "null"])
+def test_a_model_that_is_no_mapping(run, tmp_path, model):
+    config = tmp_path / "odd.yaml"
+    config.write_text(f"MODEL: {model}\n")
+    with pytest.raises(SystemExit, match=r"odd\.yaml is not .*MODEL is .*; it must be a mapping$"):
+        run(config=str(config))
 
 
 def test_the_config_node(tmp_path):
