@@ -34,7 +34,7 @@ from versions import versions
 from d2_static_sampler import build_label_sampler, install_sampler
 from d2_static_sampler.config import check_sampler_config
 from d2_static_sampler.engine.captured_graphs import CapturedGraphs
-from d2_static_sampler.engine.checks import check_heads
+from d2_static_sampler.engine.checks import check_numbers
 from d2_static_sampler.engine.step_phases import STEP, StepPhases, count_ops_by_phase
 from d2_static_sampler.modeling import static_graphs
 from d2_static_sampler.samplers import CompiledSampler
@@ -179,7 +179,7 @@ def check(args: argparse.Namespace) -> CfgNode:
     check_memory(batch, 4 * max(args.images) * 3 * height * width)
     cfg = make_config(args.config_file, args.device, args.opts)
     check_sampler_config(cfg)
-    check_heads(cfg)
+    check_numbers(cfg)
     check_device("device", cfg.MODEL.DEVICE)
     make_model(cfg)  # names in the config that nobody registered, say
     args.output.mkdir(parents=True, exist_ok=True)

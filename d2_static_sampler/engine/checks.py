@@ -23,6 +23,8 @@ from fvcore.common.registry import Registry
 from ..config import check_sampler_config
 from .launch import num_processes
 
+RESNET_DEPTHS = (18, 34, 50, 101, 152)
+
 
 def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collection[str]) -> None:
     """Raise ValueError or FileNotFoundError, in one line, where a run would fail later.
@@ -36,7 +38,7 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
     _check_processes(args)
     _check_device(cfg)
     _check_names(cfg)
-    check_heads(cfg)
+    check_numbers(cfg)
     _check("SOLVER.MAX_ITER", cfg.SOLVER.MAX_ITER, cfg.SOLVER.MAX_ITER >= 1, "at least 1")
     _check_batch(cfg.SOLVER.IMS_PER_BATCH, num_processes(args.num_gpus, args.num_machines))
     _check_weights(cfg, args)
@@ -95,8 +97,12 @@ def _names(registry: Registry) -> list[str]:
     return sorted(name for name, _ in registry)
 
 
-def check_heads(cfg: CfgNode) -> None:
-    """Raise ValueError for numbers of the RPN and the ROI heads with which nothing trains."""
+def check_numbers(cfg: CfgNode) -> None:
+    """Raise ValueError for numbers of a model with which nothing trains."""
+    depth = cfg.MODEL.RESNETS.DEPTH
+    is_resnet = cfg.MODEL.BACKBONE.NAME in ("build_resnet_backbone", "build_resnet_fpn_backbone")
+    is_known = depth in RESNET_DEPTHS or not is_resnet
+    _check("MODEL.RESNETS.DEPTH", depth, is_known, f"choose one of: {RESNET_DEPTHS}")
     classes = cfg.MODEL.ROI_HEADS.NUM_CLASSES
     _check("MODEL.ROI_HEADS.NUM_CLASSES", classes, classes >= 1, "at least 1")
     if "POINT_HEAD" in cfg.MODEL and cfg.MODEL.MASK_ON:

@@ -67,7 +67,7 @@ def keypoint_losses(head: Any, pooled: Tensor, regions: PaddedRegions) -> dict[s
     deferred_metrics().add(_Keypoints(num_visible))
     by_visible = head.loss_normalizer == "visible"
     # 0 where no slot may be foreground: then the sum is 0, too.
-    normalizer = None if by_visible else len(is_fg) * head.loss_normalizer or 1.0
+    normalizer = None if by_visible else (len(is_fg) * head.loss_normalizer) or 1.0
     loss = keypoint_loss(logits, index, is_visible, is_valid.flatten(), normalizer)
     return {"loss_keypoint": loss * head.loss_weight}
 

@@ -89,6 +89,11 @@ def assert_equal_steps(tiny, num_gt, *opts, way):
     batch = tiny.batch(num_gt)
     expected = train_once(install_sampler(model, "static", seed=SEED), batch)
     got = train_once(static, batch, way)
+    assert_equals_stock(got, expected)
+
+
+def assert_equals_stock(got, expected):
+    """:func:`assert_close` of a static step and Detectron2's, which ran just before it."""
     if (skipped := "kpts_num_skipped_batches") in expected[2]:
         # Counted over the life of the process.
         assert got[2].pop(skipped) == expected[2].pop(skipped) + 1

@@ -188,6 +188,7 @@ def test_waits_of_a_trace_on_cuda():
         (["MODEL.SAMPLER.SELECT", "best"], "MODEL.SAMPLER.SELECT is 'best'"),
         (["MODEL.ROI_HEADS.NAME", "NoHeads"], "NoHeads"),
         (["MODEL.RPN.BATCH_SIZE_PER_IMAGE", "-5"], "RPN.BATCH_SIZE_PER_IMAGE is -5; at least 0"),
+        (["MODEL.RESNETS.DEPTH", "7"], "RESNETS.DEPTH is 7; choose one of: (18, 34, 50, 101, 152)"),
         (["MODEL.ROI_HEADS.NUM_CLASSES", "0"], "ROI_HEADS.NUM_CLASSES is 0; at least 1"),
         (["MODEL.PROPOSAL_GENERATOR.NAME", "RRPN"], "PROPOSAL_GENERATOR.NAME is 'RRPN'"),
     ],

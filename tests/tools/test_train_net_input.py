@@ -45,6 +45,7 @@ from tests.tools.train_net_helpers import CONFIG, ROOT
         (["MODEL.DEVICE", "tpu"], r"MODEL\.DEVICE is 'tpu'; cpu"),
         (["MODEL.ROI_HEADS.NAME", "Nope"], r"ROI_HEADS\.NAME is 'Nope'; .*StandardROIHeads"),
         (["MODEL.META_ARCHITECTURE", "Nope"], r"'Nope'; .*GeneralizedRCNN"),
+        (["MODEL.RESNETS.DEPTH", "7"], r"MODEL\.RESNETS\.DEPTH is 7; choose one of: .*101"),
         (["MODEL.BACKBONE.NAME", "Nope"], r"'Nope'; .*build_resnet_fpn_backbone"),
         (["SOLVER.LR_SCHEDULER_NAME", "Nope"], r"'Nope'; .*WarmupCosineLR"),
         (["MODEL.RPN.POSITIVE_FRACTION", "1.5"], r"RPN\.POSITIVE_FRACTION is 1\.5"),
