@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from detectron2.engine import AMPTrainer, SimpleTrainer
 
+from ..modeling.stock import WRAPPED
 from .step_timer import replaced
 
 
@@ -18,6 +19,7 @@ class CpuAMPTrainer(SimpleTrainer):
     def run_step(self) -> None:
         """One step; backward and optimizer are outside autocast, as torch asks."""
         forward = torch.autocast("cpu", torch.bfloat16)(self.model.forward)
+        setattr(forward, WRAPPED, self.model.forward)
         with replaced(self.model, "forward", forward):
             super().run_step()
 

@@ -32,7 +32,7 @@ from torch.profiler import record_function
 from ..modeling import has_static_step, static_cascade, static_masks, static_roi_heads
 from ..static_step.deferred import deferred_metrics
 from .op_counter import DataDependentOp, count_data_dependent_ops
-from .step_timer import calls_sampler, replaced
+from .step_timer import Measured, replaced
 
 OTHER = "other"
 PHASES = ("match", "sample", "loss", "pooler", "nms", "logging", OTHER)
@@ -63,10 +63,12 @@ _METHODS = {
     "losses": "loss",
     "visualize_training": "logging",
     # Of the static step.
-    "_next_regions": "match",
+    "label_and_sample_batch": "match",
+    "label_and_sample_regions": "match",
+    "next_regions": "match",
     "label_sample_and_lose": "match",  # compiled: one graph
-    "_output_losses": "loss",
-    "_propose": "nms",
+    "output_losses": "loss",
+    "propose": "nms",
 }
 STEP = "step"  # the range around all phases of a step
 _SYNCHRONIZATIONS = {"cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize"}
@@ -109,12 +111,7 @@ class StepPhases:
             yield
 
     def _within(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function, updated=())
-        def within(*args: Any, **kwargs: Any) -> Any:
-            with self.span(phase):
-                return function(*args, **kwargs)
-
-        return within
+        return Measured(function, functools.partial(self.span, phase))
 
 
 def _borders(model: nn.Module, storage: EventStorage) -> Iterator[tuple[Any, str, str]]:
@@ -124,7 +121,7 @@ def _borders(model: nn.Module, storage: EventStorage) -> Iterator[tuple[Any, str
         for name, phase in _METHODS.items():
             if inspect.isroutine(getattr(module, name, None)):
                 yield module, name, phase
-        if calls_sampler(module):
+        if "_label_sampler" in vars(module):
             yield module, "_label_sampler", "sample"
         if isinstance(module, ROIPooler):
             yield module, "forward", "pooler"

@@ -18,6 +18,7 @@ from detectron2.modeling.proposal_generator import rpn
 from detectron2.modeling.roi_heads import roi_heads
 from torch import nn
 
+from ..modeling.stock import WRAPPED
 from .clock import HostClock, clock_for
 
 # These and "other" add up to the total.
@@ -28,7 +29,10 @@ PARTS = ("rpn_label", "rpn_sample", "roi_label", "roi_sample")
 _LABELLING = {
     "label_and_sample_anchors": "rpn_label",
     "label_and_sample_proposals": "roi_label",
-    "label_sample_and_lose": "rpn_label",  # a compiled static step, in one graph with the losses
+    # Of the static step; compiled, the RPN's is in one graph with its losses.
+    "label_and_sample_batch": "rpn_label",
+    "label_sample_and_lose": "rpn_label",
+    "label_and_sample_regions": "roi_label",
 }
 
 
@@ -125,23 +129,36 @@ class StepTimer:
             spans = {name: span for name, span in _LABELLING.items() if hasattr(module, name)}
             for name, span in spans.items():
                 wrap(module, name, span)
-            if calls_sampler(module):
+            if "_label_sampler" in vars(module):
                 head = next(iter(spans.values())).removesuffix("_label")
                 wrap(module, "_label_sampler", f"{head}_sample")
 
 
-def calls_sampler(module: nn.Module) -> bool:
-    """Whether the module has a sampler that it calls: one in a graph of the module is not."""
-    return "_label_sampler" in vars(module) and vars(module).get("_graphs") is None
+class Measured:
+    """A callable that is measured: whatever else it has is there as ever.
+
+    Args:
+        function: what is called.
+        span: makes the context of each call.
+    """
+
+    def __init__(
+        self, function: Any, span: Callable[[], contextlib.AbstractContextManager]
+    ) -> None:
+        setattr(self, WRAPPED, function)
+        self._span = span
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        with self._span():
+            return getattr(self, WRAPPED)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)[WRAPPED], name)
 
 
 def _timed(function: Callable[..., Any], span: str, times: StepTimes) -> Callable[..., Any]:
-    @functools.wraps(function, updated=())
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with times.span(span):
-            return function(*args, **kwargs)
-
-    return timed
+    return Measured(function, functools.partial(times.span, span))
 
 
 def _counting_forward(forward: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
@@ -153,6 +170,7 @@ def _counting_forward(forward: Callable[..., Any], times: StepTimes) -> Callable
         times.images += len(batch) if isinstance(batch, list | tuple) else 0
         return timed(*args, **kwargs)
 
+    setattr(counting, WRAPPED, forward)
     return counting
 
 

@@ -16,7 +16,9 @@ from ..samplers import LabelSampler, build_label_sampler
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler
-from .static_install import STATIC_ATTRIBUTES, install_static_step
+from .static_install import install_static_step
+from .static_part import ATTRIBUTE
+from .stock import is_stock
 from .subclass import enter_subclass, has_subclass, leave_subclass, own_class
 
 logger = logging.getLogger(f"detectron2.{__name__}")
@@ -112,7 +114,7 @@ def uninstall_sampler(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if has_subclass(module):
             leave_subclass(module)
-            for name in ("_label_sampler", *STATIC_ATTRIBUTES):
+            for name in ("_label_sampler", ATTRIBUTE):
                 module.__dict__.pop(name, None)
     return model
 
@@ -169,4 +171,5 @@ def _is_users(module: nn.Module, method: str) -> bool:
     """Whether ``method`` is not Detectron2's: a subclass's, patched in, or the instance's own."""
     if method in vars(module):
         return True
-    return not getattr(own_class(module), method).__module__.startswith("detectron2.modeling.")
+    found = getattr(own_class(module), method)
+    return not (is_stock(found) and found.__module__.startswith("detectron2.modeling."))

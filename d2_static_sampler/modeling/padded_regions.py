@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..static_step.regions import Regions, first_slots
 from ..static_step.truth import Truth, batch_boxes
-from .padded import LazyInstances, PaddedProposals
+from .padded import PaddedProposals
 
 
 class Candidates(NamedTuple):
@@ -53,7 +53,7 @@ def gather_candidates(proposals: Any, truth: Truth | None) -> Candidates:
     )
 
 
-class PaddedRegions(LazyInstances):
+class PaddedRegions:
     """The regions that the heads train on.
 
     Attributes:
@@ -71,7 +71,6 @@ class PaddedRegions(LazyInstances):
         targets: list[Instances],
         source: RegionSource,
     ) -> None:
-        super().__init__(len(targets))
         self.regions, self.num_fg_slots = regions, num_fg_slots
         self.truth, self.targets = truth, targets
         self._source = source
@@ -81,8 +80,17 @@ class PaddedRegions(LazyInstances):
         """The (B, Q) first slots."""
         return first_slots(self.regions, self.num_fg_slots)
 
-    def make_instances(self) -> list[Instances]:
-        """With the fields of Detectron2's ``label_and_sample_proposals``."""
+    @property
+    def image_sizes(self) -> list[tuple[int, int]]:
+        """Height and width of every image, as its proposals have them."""
+        proposals = self._source.proposals
+        if isinstance(proposals, PaddedProposals):
+            return proposals.image_sizes
+        return [image.image_size for image in proposals]
+
+    @cached_property
+    def instances(self) -> list[Instances]:
+        """With the fields of Detectron2's ``label_and_sample_proposals``; the host waits once."""
         return self._source.make_instances(self)
 
 
@@ -105,19 +113,23 @@ class RegionSource(NamedTuple):
 
     def make_instances(self, regions: PaddedRegions) -> list[Instances]:
         """The Instances of ``regions``."""
-        originals: list[Instances] = list(self.proposals)
+        proposals = self.proposals
+        originals: list[Instances] = (
+            proposals.to_instances() if isinstance(proposals, PaddedProposals) else proposals
+        )
         lengths = [len(image) for image in originals]
         if self.heads.proposal_append_gt:
             originals = add_ground_truth_to_proposals(regions.targets, originals)
         sampled = []
-        for i, (image, target) in enumerate(zip(originals, regions.targets, strict=True)):
-            slots = slice(int(self.num_valid[i]))
-            index = self.places[i, slots]
+        for i, num_valid in enumerate(self.num_valid.tolist()):
+            index = self.places[i, :num_valid]
             # The ground truth stands behind an image's own proposals, without padding.
             is_truth = index >= self.num_proposals
-            taken = image[torch.where(is_truth, index - self.num_proposals + lengths[i], index)]
-            taken.gt_classes = regions.regions.classes[i, slots]
-            self.heads._add_targets(taken, target, regions.regions.matches[i, slots])
+            place = torch.where(is_truth, index - self.num_proposals + lengths[i], index)
+            taken = originals[i][place]
+            taken.gt_classes = regions.regions.classes[i, :num_valid]
+            matches = regions.regions.matches[i, :num_valid]
+            self.heads._add_targets(taken, regions.targets[i], matches)
             sampled.append(taken)
         return sampled
 

@@ -5,16 +5,18 @@ B images, N proposals of an image, K samples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from detectron2.modeling.proposal_generator.proposal_utils import add_ground_truth_to_proposals
-from detectron2.structures import Instances, pairwise_iou, pairwise_iou_rotated
+from detectron2.modeling.roi_heads import roi_heads as stock_roi_heads
+from detectron2.modeling.roi_heads import rotated_fast_rcnn
+from detectron2.structures import Instances
 from detectron2.utils.events import get_event_storage
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..samplers import LabelSample
+from .stock import Methods
 from .subclass import SampledHead
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ else:
     ROIHeads = object
 
 IGNORE = -1
+_SAMPLING = ("label_and_sample_proposals", "_sample_proposals")
+_OWN = Methods(stock_roi_heads.ROIHeads, "_sample_proposals")
 
 
 class ProposalSampler(SampledHead, ROIHeads):
@@ -37,6 +41,11 @@ class ProposalSampler(SampledHead, ROIHeads):
         self, matched_idxs: Tensor, matched_labels: Tensor, gt_classes: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Indices and classes of a sample; arguments as in Detectron2's method of this name."""
+        if _OWN.differs(self, "_sample_proposals"):  # replaced since the install
+            patched: tuple[Tensor, Tensor] = super()._sample_proposals(
+                matched_idxs, matched_labels, gt_classes
+            )
+            return patched
         classes = _classify(matched_idxs, matched_labels, gt_classes, self.num_classes)
         sample = self._sampled(classes)
         index = sample.index[: int(sample.num_pos + sample.num_neg)]
@@ -55,7 +64,9 @@ class ProposalSampler(SampledHead, ROIHeads):
 class BatchProposalSampler(ProposalSampler):
     """Samples the proposals of all images at once."""
 
-    _pairwise_iou = staticmethod(pairwise_iou)
+    _own = Methods(stock_roi_heads.ROIHeads, *_SAMPLING)
+    # Looked up at each call, as Detectron2 does: somebody may have replaced what is there.
+    _functions: ClassVar = stock_roi_heads
 
     @torch.jit.unused
     @torch.no_grad()
@@ -68,11 +79,14 @@ class BatchProposalSampler(ProposalSampler):
         ``ROIHeads``. For the sampling the host waits once, for the counts that the results'
         lengths need.
         """
+        if any(self._own.differs(self, name) for name in _SAMPLING):  # replaced since the install
+            listed: list[Instances] = super().label_and_sample_proposals(proposals, targets)
+            return listed
         if self.proposal_append_gt:
-            proposals = add_ground_truth_to_proposals(targets, proposals)
+            proposals = self._functions.add_ground_truth_to_proposals(targets, proposals)
         matches, classes = [], []
         for boxes, truth in zip(proposals, targets, strict=False):
-            quality = self._pairwise_iou(truth.gt_boxes, boxes.proposal_boxes)
+            quality = self._overlaps(truth.gt_boxes, boxes.proposal_boxes)
             matched_idxs, matched_labels = self.proposal_matcher(quality)
             matches.append(matched_idxs)
             classes.append(
@@ -94,6 +108,11 @@ class BatchProposalSampler(ProposalSampler):
         return sampled
 
     @torch.jit.unused
+    def _overlaps(self, truth: Any, boxes: Any) -> Tensor:
+        """(M, N), of the ground truth with the proposals of an image."""
+        return self._functions.pairwise_iou(truth, boxes)
+
+    @torch.jit.unused
     def _add_targets(self, taken: Instances, truth: Instances, matched: Tensor) -> None:
         """Give each sampled proposal the ``gt_`` fields of its target; none where there is none."""
         if len(truth) == 0:
@@ -106,7 +125,12 @@ class BatchProposalSampler(ProposalSampler):
 class BatchRotatedProposalSampler(BatchProposalSampler):
     """The same for rotated boxes, whose heads know no target but the box."""
 
-    _pairwise_iou = staticmethod(pairwise_iou_rotated)
+    _own = Methods(rotated_fast_rcnn.RROIHeads, *_SAMPLING)
+    _functions: ClassVar = rotated_fast_rcnn
+
+    @torch.jit.unused
+    def _overlaps(self, truth: Any, boxes: Any) -> Tensor:
+        return self._functions.pairwise_iou_rotated(truth, boxes)
 
     @torch.jit.unused
     def _add_targets(self, taken: Instances, truth: Instances, matched: Tensor) -> None:

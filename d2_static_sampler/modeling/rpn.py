@@ -9,9 +9,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
+from detectron2.modeling.proposal_generator import rpn as stock_rpn
 from torch import Tensor
 
 from ..samplers import LabelSample
+from .stock import Methods
 from .subclass import SampledHead
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ else:
     RPN = object
 
 BACKGROUND = 0
+_OWN = Methods(stock_rpn.RPN, "_subsample_labels")
 # The head whose batch is being labelled: it leaves the labels for one call afterwards.
 _labelling: ContextVar[object] = ContextVar("_labelling", default=None)
 
@@ -34,6 +37,9 @@ class AnchorSampler(SampledHead, RPN):
     @torch.jit.unused
     def _subsample_labels(self, label: Tensor) -> Tensor:
         """Set all of the (N,) labels to -1 but a sample's, in place."""
+        if _OWN.differs(self, "_subsample_labels"):  # replaced since the install
+            patched: Tensor = super()._subsample_labels(label)
+            return patched
         return label.copy_(self._sampled(label))
 
     @torch.jit.unused
@@ -63,6 +69,8 @@ class BatchAnchorSampler(AnchorSampler):
 
         Same arguments and results as the method of this name in Detectron2's ``RPN``.
         """
+        if _OWN.differs(self, "_subsample_labels"):
+            return super().label_and_sample_anchors(anchors, gt_instances)
         token = _labelling.set(self)
         try:
             labels, matched_boxes = super().label_and_sample_anchors(anchors, gt_instances)

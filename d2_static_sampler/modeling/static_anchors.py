@@ -8,6 +8,7 @@ import torch
 from detectron2.structures import Boxes
 from torch import Tensor
 
+from .static_part import takes_step
 from .subclass import SampledHead
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ class StaticAnchors(SampledHead, DefaultAnchorGenerator):
 
     def forward(self, features: list[Tensor]) -> list[Boxes]:
         """The anchors of each level, bit for bit those of Detectron2."""
+        if not self.training or not takes_step(self):
+            anchors: list[Boxes] = super().forward(features)
+            return anchors
         return [
             Boxes(self._of_level(feature.shape[-2:], stride, cell))
             for feature, stride, cell in zip(features, self.strides, self.cell_anchors, strict=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from detectron2.modeling.roi_heads.cascade_rcnn import _ScaleGradient
-from detectron2.structures import Instances
 from detectron2.utils.events import get_event_storage
 from torch import Tensor
 
@@ -31,22 +30,15 @@ NOT_FINITE = "Box tensor contains infinite or NaN!"
 class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
     """Detectron2's ``CascadeROIHeads`` over padded slots; inference stays Detectron2's."""
 
-    def _forward_box(
-        self,
-        features: dict[str, Tensor],
-        proposals: Any,
-        targets: list[Instances] | None = None,
-    ) -> Any:
-        if not isinstance(proposals, PaddedRegions):
-            return super()._forward_box(features, proposals)
+    def _box_losses(self, features: dict[str, Tensor], regions: PaddedRegions) -> dict[str, Tensor]:
         levels = [features[f] for f in self.box_in_features]
-        regions, truth = proposals.regions, proposals.truth
-        limits = image_limits([image.image_size for image in proposals.targets], truth.boxes.device)
+        current, truth = regions.regions, regions.truth
+        limits = image_limits(regions.image_sizes, truth.boxes.device)
         stages: list[tuple[Regions, tuple[Tensor, Tensor]]] = []
         for k in range(self.num_cascade_stages):
             if k:
-                regions = self._next_regions(k, *stages[-1], truth, limits)
-            stages.append((regions, self._run_static_stage(levels, regions, k)))
+                current = self.next_regions(k, *stages[-1], truth, limits)
+            stages.append((current, self._run_static_stage(levels, current, k)))
         return self._stage_losses(stages)
 
     def _stage_losses(
@@ -57,7 +49,7 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
             # Behind the first stage any slot may be foreground.
             slots = self.batch_size_per_image if k else quota(self)
             with get_event_storage().name_scope(f"stage{k}"):
-                stage = self._output_losses(self.box_predictor[k], predictions, regions, slots)
+                stage = self.output_losses(self.box_predictor[k], predictions, regions, slots)
             losses.update({f"{name}_stage{k}": loss for name, loss in stage.items()})
         return losses
 
@@ -70,7 +62,7 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
         return scores, deltas
 
     @torch.no_grad()
-    def _next_regions(
+    def next_regions(
         self,
         k: int,
         before: Regions,
@@ -87,14 +79,14 @@ class StaticCascadeROIHeads(StaticROIHeads, CascadeROIHeads):
         metrics.check(is_finite, AssertionError, NOT_FINITE)
         boxes = clip_boxes(boxes.nan_to_num(), limits)
         is_valid = before.is_valid & are_larger(boxes, 0)
-        rule = RegionRule(match_rule(self.proposal_matchers[k]), self.num_classes)
+        rule = RegionRule(match_rule(self.proposal_matchers[k]), self.num_classes, ignores=False)
         labels = label_regions(rule, truth.boxes, truth.count, truth.classes, boxes, is_valid)
         metrics.check(labels.is_matched, AssertionError, NOT_A_NUMBER)
-        regions = regions_of(
-            boxes, labels.matches, labels.classes, truth.boxes, is_valid, self.num_classes
-        )
-        num_fg, num_images = regions.is_fg.sum(), len(boxes)
+        # Detectron2 counts matches here, whatever their class.
+        num_fg, num_images = (labels.is_positive & is_valid).sum(), len(boxes)
         scope = f"stage{k}/roi_head"
         metrics.put(f"{scope}/num_fg_samples", num_fg, num_images)
         metrics.put(f"{scope}/num_bg_samples", is_valid.sum() - num_fg, num_images)
-        return regions
+        return regions_of(
+            boxes, labels.matches, labels.classes, truth.boxes, is_valid, self.num_classes
+        )

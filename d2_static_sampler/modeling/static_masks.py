@@ -45,7 +45,8 @@ def mask_targets(regions: PaddedRegions, side: int) -> Tensor:
     boxes: one copy a batch.
     """
     fg = regions.fg
-    masks = [getattr(image, "gt_masks", None) if len(image) else None for image in regions.targets]
+    # Without a box there is nothing to mask; elsewhere Instances says what is missing.
+    masks = [image.gt_masks if len(image) else None for image in regions.targets]
     if any(isinstance(of_image, PolygonMasks) for of_image in masks):
         return _draw_polygons(masks, fg, side)
     crops = [

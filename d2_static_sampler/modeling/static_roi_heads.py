@@ -31,10 +31,12 @@ from ..static_step.regions import (
     take_regions,
 )
 from ..static_step.truth import Truth, batch_truth
+from .coverage import first_fault_of_head
 from .padded import PaddedProposals
 from .padded_regions import Candidates, PaddedRegions, RegionSource, gather_candidates
 from .roi_heads import BatchProposalSampler
 from .static_masks import keypoint_losses, mask_losses
+from .static_part import part_of, takes_step
 from .static_rpn import INVALID_SOURCES, INVERTED_BOX, NOT_A_NUMBER, box_loss, match_rule, quota
 
 if TYPE_CHECKING:
@@ -54,14 +56,47 @@ class RegionGraphs:
         self.losses = Graphs(region_losses, (batch,) * 7)
 
 
-class StaticProposals(BatchProposalSampler):
-    """Labels and samples with fixed shapes; what it returns keeps its padding."""
+class StaticHeads(BatchProposalSampler):
+    """What the static steps of all ROI heads have in common; inference stays Detectron2's.
 
-    _graphs: RegionGraphs | None
+    The methods that others may call, to label proposals say, stay Detectron2's too.
+    """
+
+    def forward(
+        self,
+        images: Any,
+        features: dict[str, Tensor],
+        proposals: Any,
+        targets: list[Instances] | None = None,
+    ) -> tuple[Any, dict[str, Tensor]]:
+        """As in Detectron2: for the sampled proposals that it returns the host waits once."""
+        if not self.training or not targets or not takes_step(self, targets, proposals):
+            return super().forward(images, features, proposals, targets)
+        regions, losses = self.static_step(features, proposals, targets)
+        return self._handed_out(regions), losses
+
+    def static_step(
+        self, features: dict[str, Tensor], proposals: Any, targets: list[Instances]
+    ) -> tuple[PaddedRegions, dict[str, Tensor]]:
+        """What :meth:`forward` does in training.
+
+        Args:
+            features: as in Detectron2.
+            proposals: PaddedProposals, or B Instances.
+            targets: B Instances.
+        """
+        regions = self.label_and_sample_regions(proposals, targets)
+        return regions, self._losses_of(features, regions)
+
+    def _losses_of(self, features: dict[str, Tensor], regions: PaddedRegions) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _handed_out(self, regions: PaddedRegions) -> list[Instances]:
+        return regions.instances
 
     @torch.no_grad()
-    def label_and_sample_proposals(self, proposals: Any, targets: list[Instances]) -> Any:
-        """The regions to train on; arguments and logged counts as in Detectron2's method."""
+    def label_and_sample_regions(self, proposals: Any, targets: list[Instances]) -> PaddedRegions:
+        """The regions to train on; logged counts as in Detectron2's method."""
         if not isinstance(proposals, PaddedProposals) and self.proposal_append_gt:
             add_ground_truth_to_proposals(targets, proposals)  # refuses what does not fit
         truth = batch_truth(
@@ -74,7 +109,7 @@ class StaticProposals(BatchProposalSampler):
         metrics.put("roi_head/num_fg_samples", num_pos.sum(), len(targets))
         metrics.put("roi_head/num_bg_samples", num_neg.sum(), len(targets))
         count = num_pos + num_neg
-        if self._graphs is None:  # a graph keeps its shapes
+        if part_of(self).graphs is None:  # a graph keeps its shapes
             regions = first_slots(regions, most(count, self.batch_size_per_image))
         source = RegionSource(self, proposals, index, count, candidates.num_proposals)
         return PaddedRegions(regions, most(num_pos, quota(self)), truth, targets, source)
@@ -85,16 +120,18 @@ class StaticProposals(BatchProposalSampler):
         rule = RegionRule(match_rule(self.proposal_matcher), self.num_classes)
         boxes, is_box, _ = candidates
         tensors = truth.boxes, truth.count, truth.classes, boxes, is_box
-        if self._graphs is not None:
+        if (graphs := part_of(self).graphs) is not None:
             request = SampleRequest(self.batch_size_per_image, quota(self), self.num_classes)
             take, words = self._label_sampler.taker(is_box.shape, request, boxes.device)
-            return self._graphs.label_and_sample(RegionStep(rule, take), *tensors, words)
+            result: tuple[Regions, tuple[Tensor, Tensor, Tensor], Tensor]
+            result = graphs.label_and_sample(RegionStep(rule, take), *tensors, words)
+            return result
         labels = label_regions(rule, *tensors)
         sample = self._sampled(labels.classes)
         regions = take_regions(sample, labels, boxes, truth.boxes, self.num_classes)
         return regions, (sample.index, sample.num_pos, sample.num_neg), labels.is_matched
 
-    def _output_losses(
+    def output_losses(
         self, predictor: Any, predictions: tuple[Tensor, Tensor], regions: Regions, slots: int
     ) -> dict[str, Tensor]:
         """The losses of Fast R-CNN's output layers, of which ``slots`` may be foreground."""
@@ -105,78 +142,86 @@ class StaticProposals(BatchProposalSampler):
             getattr(predictor, "use_sigmoid_ce", False),
         )
         boxes, _, classes, targets, is_valid, is_fg = regions
-        losses = region_losses if self._graphs is None else self._graphs.losses
-        scores, deltas = predictions
-        if self._graphs is not None:
-            scores, deltas = scores.float(), deltas.float()
+        losses, scores, deltas = region_losses, *predictions
+        if (graphs := part_of(self).graphs) is not None:
+            losses, scores, deltas = graphs.losses, scores.float(), deltas.float()
         result = losses(loss, scores, deltas, boxes, targets, classes, is_valid, is_fg)
         _report(result)
         named = {"loss_cls": result.classification, "loss_box_reg": result.box}
         return {k: v * predictor.loss_weight.get(k, 1.0) for k, v in named.items()}
 
-
-class StaticROIHeads(StaticProposals, StandardROIHeads):
-    """Detectron2's ``StandardROIHeads`` over padded slots; inference stays Detectron2's."""
-
-    def _forward_box(self, features: dict[str, Tensor], proposals: Any) -> Any:
-        if not isinstance(proposals, PaddedRegions):
-            return super()._forward_box(features, proposals)
-        levels = [features[f] for f in self.box_in_features]
-        pooled = pool_rois(self.box_pooler, levels, proposals.regions.boxes)
-        predictions = self.box_predictor(self.box_head(pooled))
-        return self._output_losses(self.box_predictor, predictions, proposals.regions, quota(self))
-
-    def _forward_mask(self, features: dict[str, Tensor], instances: Any) -> Any:
-        if not isinstance(instances, PaddedRegions) or not self.mask_on:
-            return super()._forward_mask(features, instances)
-        if not self._masks_are_static or shows_masks(self.mask_head):
-            return super()._forward_mask(features, instances.instances)
-        levels = [features[f] for f in self.mask_in_features]
-        pooled = pool_rois(self.mask_pooler, levels, instances.fg.boxes)
-        return mask_losses(self.mask_head, pooled, instances)
-
-    def _forward_keypoint(self, features: dict[str, Tensor], instances: Any) -> Any:
-        if not isinstance(instances, PaddedRegions) or not self.keypoint_on:
-            return super()._forward_keypoint(features, instances)
-        if not self._keypoints_are_static:
-            return super()._forward_keypoint(features, instances.instances)
-        levels = [features[f] for f in self.keypoint_in_features]
-        pooled = pool_rois(self.keypoint_pooler, levels, instances.fg.boxes)
-        return keypoint_losses(self.keypoint_head, pooled, instances)
+    def _is_static(self, what: str) -> bool:
+        """Whether the "mask" or "keypoint" head is static in this step; says once why not."""
+        fault = first_fault_of_head(self, what)
+        if fault is not None:
+            part_of(self).leave_out(f"its {what} head {fault}")
+        elif what == "mask" and shows_masks(self.mask_head):
+            return False
+        return fault is None
 
 
-class StaticRes5ROIHeads(StaticProposals, Res5ROIHeads):
-    """Detectron2's ``Res5ROIHeads`` over padded slots; inference stays Detectron2's."""
+class StaticROIHeads(StaticHeads, StandardROIHeads):
+    """Detectron2's ``StandardROIHeads`` over padded slots."""
 
-    def forward(
-        self,
-        images: Any,
-        features: dict[str, Tensor],
-        proposals: Any,
-        targets: list[Instances] | None = None,
-    ) -> tuple[Any, dict[str, Tensor]]:
-        """As in Detectron2."""
-        if not self.training:
-            return super().forward(images, features, proposals, targets)
-        assert targets
-        sampled = self.label_and_sample_proposals(proposals, targets)
-        levels = [features[f] for f in self.in_features]
-        pooled = self.res5(pool_rois(self.pooler, levels, sampled.regions.boxes))
-        predictions = self.box_predictor(pooled.mean(dim=[2, 3]))
-        losses = self._output_losses(self.box_predictor, predictions, sampled.regions, quota(self))
-        if self.mask_on and not (self._masks_are_static and not shows_masks(self.mask_head)):
-            return [], losses | self._masks_as_ever(pooled, sampled)
+    def _losses_of(self, features: dict[str, Tensor], regions: PaddedRegions) -> dict[str, Tensor]:
+        losses = self._box_losses(features, regions)
         if self.mask_on:
-            by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)
-            first = by_image[:, : sampled.num_fg_slots].flatten(0, 1)
-            losses.update(mask_losses(self.mask_head, first, sampled))
-        return [], losses
+            losses.update(self._mask_losses(features, regions))
+        if self.keypoint_on:
+            losses.update(self._keypoint_losses(features, regions))
+        return losses
 
-    def _masks_as_ever(self, pooled: Tensor, sampled: PaddedRegions) -> dict[str, Tensor]:
-        fg, is_fg = select_foreground_proposals(sampled.instances, self.num_classes)
-        by_image = pooled.unflatten(0, sampled.regions.is_valid.shape)
-        rows = [image[: len(mask)][mask] for image, mask in zip(by_image, is_fg, strict=True)]
-        return self.mask_head(torch.cat(rows), fg)
+    def _box_losses(self, features: dict[str, Tensor], regions: PaddedRegions) -> dict[str, Tensor]:
+        levels = [features[f] for f in self.box_in_features]
+        pooled = pool_rois(self.box_pooler, levels, regions.regions.boxes)
+        predictions = self.box_predictor(self.box_head(pooled))
+        return self.output_losses(self.box_predictor, predictions, regions.regions, quota(self))
+
+    def _mask_losses(
+        self, features: dict[str, Tensor], regions: PaddedRegions
+    ) -> dict[str, Tensor]:
+        if not self._is_static("mask"):
+            losses: dict[str, Tensor] = self._forward_mask(features, regions.instances)
+            return losses
+        levels = [features[f] for f in self.mask_in_features]
+        pooled = pool_rois(self.mask_pooler, levels, regions.fg.boxes)
+        return mask_losses(self.mask_head, pooled, regions)
+
+    def _keypoint_losses(
+        self, features: dict[str, Tensor], regions: PaddedRegions
+    ) -> dict[str, Tensor]:
+        if not self._is_static("keypoint"):
+            losses: dict[str, Tensor] = self._forward_keypoint(features, regions.instances)
+            return losses
+        levels = [features[f] for f in self.keypoint_in_features]
+        pooled = pool_rois(self.keypoint_pooler, levels, regions.fg.boxes)
+        return keypoint_losses(self.keypoint_head, pooled, regions)
+
+
+class StaticRes5ROIHeads(StaticHeads, Res5ROIHeads):
+    """Detectron2's ``Res5ROIHeads`` over padded slots."""
+
+    def _losses_of(self, features: dict[str, Tensor], regions: PaddedRegions) -> dict[str, Tensor]:
+        levels = [features[f] for f in self.in_features]
+        pooled = self.res5(pool_rois(self.pooler, levels, regions.regions.boxes))
+        predictions = self.box_predictor(pooled.mean(dim=[2, 3]))
+        losses = self.output_losses(self.box_predictor, predictions, regions.regions, quota(self))
+        if not self.mask_on:
+            return losses
+        by_image = pooled.unflatten(0, regions.regions.is_valid.shape)
+        if not self._is_static("mask"):
+            return losses | self._masks_as_ever(by_image, regions)
+        first = by_image[:, : regions.num_fg_slots].flatten(0, 1)
+        return losses | mask_losses(self.mask_head, first, regions)
+
+    def _masks_as_ever(self, pooled: Tensor, regions: PaddedRegions) -> dict[str, Tensor]:
+        fg, is_fg = select_foreground_proposals(regions.instances, self.num_classes)
+        rows = [image[: len(mask)][mask] for image, mask in zip(pooled, is_fg, strict=True)]
+        losses: dict[str, Tensor] = self.mask_head(torch.cat(rows), fg)
+        return losses
+
+    def _handed_out(self, regions: PaddedRegions) -> list[Instances]:
+        return []  # as Detectron2's
 
 
 def shows_masks(mask_head: Any) -> bool:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from detectron2.layers import cat
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import Boxes, ImageList, Instances
 from torch import Tensor
 
 from ..samplers import LabelSample
@@ -32,6 +31,7 @@ from ..static_step.transfers import to_device
 from ..static_step.truth import batch_boxes
 from .padded import PaddedProposals
 from .rpn import BACKGROUND, BatchAnchorSampler
+from .static_part import part_of, takes_step
 
 DIVERGED = "Predicted boxes or scores contain Inf/NaN. Training has diverged."
 NOT_A_NUMBER = "The overlap of a box with the ground truth is not a number"
@@ -39,84 +39,105 @@ INVERTED_BOX = "bad box: x1 larger than x2"
 INVALID_SOURCES = "Input boxes to Box2BoxTransform are not valid!"
 
 
-@dataclass
-class Anchors:
-    """The anchors of a batch between :meth:`StaticRPN.label_and_sample_anchors` and its losses.
+@dataclass(frozen=True)
+class AnchorBatch:
+    """The anchors of a batch and what they are matched with.
 
     Attributes:
         truth: (B, G, 4), the ground truth.
         count: (B,), how much of it counts.
         boxes: (N, 4).
         limits: (B, 4), of the images.
-        labels, sample: None where they are found in one graph with the losses.
     """
 
     truth: Tensor
     count: Tensor
     boxes: Tensor
     limits: Tensor
-    labels: AnchorLabels | None = None
-    sample: LabelSample | None = None
+
+
+@dataclass(frozen=True)
+class AnchorPredictions:
+    """What the RPN's head says of the anchors.
+
+    Attributes:
+        boxes: (N, 4), the anchors.
+        scores: (B, Nl) floating, for each level.
+        logits: (B, N), those of all levels.
+        deltas: (B, N, 4).
+    """
+
+    boxes: Tensor
+    scores: list[Tensor]
+    logits: Tensor
+    deltas: Tensor
 
 
 class StaticRPN(BatchAnchorSampler):
-    """Labels, losses and proposals with fixed shapes; inference stays Detectron2's."""
+    """Labels, losses and proposals with fixed shapes; inference stays Detectron2's.
 
-    _graphs: Graphs | None
+    The methods that others may call, to label anchors say, stay Detectron2's too.
+    """
 
-    @torch.no_grad()
-    def label_and_sample_anchors(
-        self, anchors: list[Boxes], gt_instances: list[Instances]
-    ) -> tuple[Any, Any]:
-        """The batch for :meth:`losses`, labelled and sampled unless that is one graph with them."""
+    def forward(
+        self,
+        images: ImageList,
+        features: dict[str, Tensor],
+        gt_instances: list[Instances] | None = None,
+    ) -> Any:
+        """As in Detectron2: for the proposals the host waits once."""
+        if not self.training or gt_instances is None or not takes_step(self, gt_instances):
+            return super().forward(images, features, gt_instances)
+        proposals, losses = self.static_step(images, features, gt_instances)
+        return proposals.to_instances(), losses
+
+    def static_step(
+        self, images: ImageList, features: dict[str, Tensor], gt_instances: list[Instances]
+    ) -> tuple[PaddedProposals, dict[str, Tensor]]:
+        """What :meth:`forward` does in training, with proposals that keep their padding."""
+        predictions = self._predict([features[f] for f in self.in_features])
         truth, count = batch_boxes([image.gt_boxes.tensor for image in gt_instances])
         limits = image_limits([image.image_size for image in gt_instances], truth.device)
-        batch = Anchors(truth, count, Boxes.cat(anchors).tensor, limits)
-        if self._graphs is None:
-            rule, border = match_rule(self.anchor_matcher), self.anchor_boundary_thresh
-            batch.labels = label_anchors(truth, count, batch.boxes, limits, rule, border)
-            batch.sample = self._picked(batch.labels.labels)
-        return batch, None
+        batch = AnchorBatch(truth, count, predictions.boxes, limits)
+        losses = self._losses(batch, predictions)
+        with torch.no_grad():
+            return self.propose(predictions, images.image_sizes), losses
 
-    def losses(
-        self,
-        anchors: list[Boxes],
-        pred_objectness_logits: list[Tensor],
-        gt_labels: Any,
-        pred_anchor_deltas: list[Tensor],
-        gt_boxes: Any,
-    ) -> dict[str, Tensor]:
-        """Detectron2's losses of the picked anchors; ``gt_labels`` is the batch of them."""
-        logits, deltas = cat(pred_objectness_logits, dim=1), cat(pred_anchor_deltas, dim=1)
-        sums, is_matched = self._sums(gt_labels, logits, deltas)
+    def _predict(self, levels: list[Tensor]) -> AnchorPredictions:
+        boxes = Boxes.cat(self.anchor_generator(levels)).tensor
+        logits, deltas = self.rpn_head(levels)
+        # The anchors of a cell stand side by side, as the generator has them.
+        scores = [level.permute(0, 2, 3, 1).flatten(1) for level in logits]
+        shifts = [level.permute(0, 2, 3, 1).reshape(len(level), -1, 4) for level in deltas]
+        return AnchorPredictions(boxes, scores, torch.cat(scores, 1), torch.cat(shifts, 1))
+
+    def _losses(self, batch: AnchorBatch, predictions: AnchorPredictions) -> dict[str, Tensor]:
+        """Detectron2's losses of the picked anchors."""
+        logits, deltas = predictions.logits, predictions.deltas
+        if part_of(self).graphs is not None:
+            sums, is_matched = self.label_sample_and_lose(batch, logits, deltas)
+        else:
+            labels, sample = self.label_and_sample_batch(batch)
+            is_matched = labels.is_matched
+            matched = labels.matches, batch.truth, batch.boxes
+            sums = anchor_losses(sample, *matched, logits, deltas, quota(self), box_loss(self))
         _report(sums, is_matched, len(logits))
         normalizer = self.batch_size_per_image * len(logits)
         losses = {"loss_rpn_cls": sums.objectness, "loss_rpn_loc": sums.box}
         weights = self.loss_weight
         return {k: v / normalizer * weights.get(k, 1.0) for k, v in losses.items()}
 
-    def _sums(self, batch: Anchors, logits: Tensor, deltas: Tensor) -> tuple[AnchorLosses, Tensor]:
-        if self._graphs is not None:
-            return self.label_sample_and_lose(batch, logits, deltas)
-        assert batch.labels is not None
-        assert batch.sample is not None
-        sums = anchor_losses(
-            batch.sample,
-            batch.labels.matches,
-            batch.truth,
-            batch.boxes,
-            logits,
-            deltas,
-            quota(self),
-            box_loss(self),
-        )
-        return sums, batch.labels.is_matched
+    @torch.no_grad()
+    def label_and_sample_batch(self, batch: AnchorBatch) -> tuple[AnchorLabels, LabelSample]:
+        """The anchors of all images, labelled and sampled."""
+        rule, border = match_rule(self.anchor_matcher), self.anchor_boundary_thresh
+        labels = label_anchors(batch.truth, batch.count, batch.boxes, batch.limits, rule, border)
+        return labels, self._picked(labels.labels)
 
     def label_sample_and_lose(
-        self, batch: Anchors, logits: Tensor, deltas: Tensor
+        self, batch: AnchorBatch, logits: Tensor, deltas: Tensor
     ) -> tuple[AnchorLosses, Tensor]:
         """Labels, sample and losses in one graph."""
-        assert self._graphs is not None
         request = SampleRequest(self.batch_size_per_image, quota(self), BACKGROUND)
         take, words = self._label_sampler.taker(logits.shape, request, logits.device)
         step = AnchorStep(
@@ -127,37 +148,22 @@ class StaticRPN(BatchAnchorSampler):
             take,
         )
         tensors = batch.truth, batch.count, batch.boxes, batch.limits
-        return self._graphs(step, *tensors, logits.float(), deltas.float(), words)
+        sums: tuple[AnchorLosses, Tensor] = part_of(self).graphs(
+            step, *tensors, logits.float(), deltas.float(), words
+        )
+        return sums
 
-    def predict_proposals(
-        self,
-        anchors: list[Boxes],
-        pred_objectness_logits: list[Tensor],
-        pred_anchor_deltas: list[Tensor],
-        image_sizes: list[tuple[int, int]],
-    ) -> Any:
-        """As Detectron2's method; in training the proposals stay padded."""
-        if not self.training:
-            return super().predict_proposals(
-                anchors, pred_objectness_logits, pred_anchor_deltas, image_sizes
-            )
-        with torch.no_grad():
-            return self._propose(anchors, pred_objectness_logits, pred_anchor_deltas, image_sizes)
-
-    def _propose(
-        self,
-        anchors: list[Boxes],
-        scores: list[Tensor],
-        deltas: list[Tensor],
-        image_sizes: list[tuple[int, int]],
+    def propose(
+        self, predictions: AnchorPredictions, image_sizes: list[tuple[int, int]]
     ) -> PaddedProposals:
-        index, levels = top_candidates(scores, self.pre_nms_topk[True])
+        """The best boxes of every image."""
+        index, levels = top_candidates(predictions.scores, self.pre_nms_topk[True])
         # Decoded are the candidates alone, not all anchors.
         boxes = self.box2box_transform.apply_deltas(
-            _take_rows(cat(deltas, dim=1), index).flatten(0, 1),
-            Boxes.cat(anchors).tensor[index].flatten(0, 1),
+            _take_rows(predictions.deltas, index).flatten(0, 1),
+            predictions.boxes[index].flatten(0, 1),
         ).view(*index.shape, 4)
-        logits = cat(scores, dim=1).gather(1, index)
+        logits = predictions.logits.gather(1, index)
         is_finite = boxes.isfinite().all(dim=-1) & logits.isfinite()
         deferred_metrics().check(is_finite.all(), FloatingPointError, DIVERGED)
         # The step goes on until the check is read: with boxes that pooling can stand.
@@ -170,7 +176,7 @@ class StaticRPN(BatchAnchorSampler):
 
 
 def anchor_graphs() -> Graphs:
-    """What ``_graphs`` of a compiled static step is."""
+    """What is compiled of an RPN."""
     # B of every tensor but the anchors, N, and G of the ground truth.
     dynamic = ((0, 1), (0,), (0,), (0,), (0, 1), (0, 1), (0, 1))
     return Graphs(anchor_step, dynamic)

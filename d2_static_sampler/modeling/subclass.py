@@ -4,13 +4,15 @@ Attributes on the instance would be lost by pickling and copying, or would tie a
 original; a class of its own stays with the module, and leaves every other model alone.
 
 A module may have one class in training and another in evaluation, where TorchScript must be able
-to read every method that inference runs.
+to read every method that inference runs. Others swap classes too, before us or after us, as
+``fully_shard`` of torch does: theirs stays, and only our own is exchanged within it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
 from typing import Any
 
 from torch import nn
@@ -42,7 +44,7 @@ def enter_subclass(module: nn.Module, mixin: type, in_training: type | None = No
 
 
 def leave_subclass(module: nn.Module) -> None:
-    """Give the module its own class back."""
+    """Give the module its own class back, with what others have put in front of it since."""
     module.__class__ = own_class(module)
     del module.__dict__["_mixins"]
 
@@ -52,15 +54,86 @@ def has_subclass(module: nn.Module) -> bool:
     return "_mixins" in vars(module)
 
 
-def _follow_mode(module: nn.Module) -> None:
-    if has_subclass(module):
-        own: Any = own_class(module)
-        module.__class__ = _subclass(own, vars(module)["_mixins"][module.training])
-
-
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module had before :func:`enter_subclass`."""
-    return getattr(type(module), "_own_class", type(module))
+    """The class that the module would have without :func:`enter_subclass`."""
+    cls: Any = type(module)
+    ours = _our_class(cls)
+    return cls if ours is None else _exchange(cls, ours, ours._own_class)
+
+
+def plain_class(thing: Any) -> type:
+    """The class that a module was made by: without ours, and without torch's, of FSDP say."""
+    cls: Any = type(thing)
+    plain: type = _plain_class(cls)
+    return plain
+
+
+@functools.cache
+def _plain_class(cls: Any) -> Any:
+    if not issubclass(cls, nn.Module):
+        return cls
+    return next(
+        each
+        for each in cls.__mro__
+        if issubclass(each, nn.Module)  # and so no mixin
+        and "_own_class" not in vars(each)
+        and not each.__module__.startswith("torch.distributed.")
+    )
+
+
+def _follow_mode(module: nn.Module) -> None:
+    if not has_subclass(module):
+        return
+    cls: Any = type(module)
+    mixin = vars(module)["_mixins"][module.training]
+    ours = _our_class(cls)
+    if ours is None:
+        module.__class__ = _subclass(cls, mixin)
+    else:
+        module.__class__ = _exchange(cls, ours, _subclass(ours._own_class, mixin))
+
+
+def _our_class(cls: Any) -> Any:
+    """The class of ours that ``cls`` is, or is made from; None where there is none."""
+    return next((each for each in cls.__mro__ if "_own_class" in vars(each)), None)
+
+
+@functools.cache
+def _exchange(cls: Any, old: Any, new: Any) -> Any:
+    """``cls`` with ``new`` in the place of ``old`` among what it is made from."""
+    if cls is old:
+        return new
+    if old not in cls.__mro__:
+        return cls
+    left_out = ("__dict__", "__weakref__")
+    namespace = {key: value for key, value in vars(cls).items() if key not in left_out}
+    bases = tuple(_exchange(base, old, new) for base in cls.__bases__)
+    exchanged = type(cls)(cls.__name__, bases, namespace)
+    for key, value in namespace.items():
+        if isinstance(value, types.FunctionType):
+            setattr(exchanged, key, _with_class(value, cls, exchanged))
+    return exchanged
+
+
+def _with_class(function: types.FunctionType, cls: type, exchanged: type) -> types.FunctionType:
+    """A method of ``cls`` as one of ``exchanged``: ``super()`` without arguments asks for it."""
+    closure = function.__closure__ or ()
+    cells = tuple(types.CellType(exchanged) if _holds(cell, cls) else cell for cell in closure)
+    if cells == closure:
+        return function
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function)
+    return copy
+
+
+def _holds(cell: types.CellType, cls: type) -> bool:
+    try:
+        return cell.cell_contents is cls
+    except ValueError:  # an empty cell
+        return False
 
 
 @functools.cache

@@ -28,11 +28,13 @@ class RegionLabels(NamedTuple):
     Attributes:
         matches: (B, N) int64, places in the ground truth.
         classes: (B, N) int64: a class, C = background, -1 = ignored or no proposal.
+        is_positive: (B, N) bool, labelled 1, whatever the class.
         is_matched: () bool, False where an overlap is not a number.
     """
 
     matches: Tensor
     classes: Tensor
+    is_positive: Tensor
     is_matched: Tensor
 
 
@@ -75,10 +77,18 @@ class RegionLosses(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionRule:
-    """What is constant in the labelling of proposals."""
+    """What is constant in the labelling of proposals.
+
+    Attributes:
+        rule: from overlap to label.
+        num_classes: C.
+        ignores: whether a label of -1 takes a box out; the later stages of a cascade train on it
+            as on any other that is not background.
+    """
 
     rule: MatchRule
     num_classes: int
+    ignores: bool = True
 
 
 @dataclass(frozen=True)
@@ -119,9 +129,11 @@ def label_regions(
     """
     matches, label, is_matched = match_boxes(truth, num_truth, boxes, rule.rule)
     is_background = (label == 0) | (num_truth == 0)[:, None]
-    classes = truth_classes.gather(1, matches).masked_fill_(label == IGNORE, IGNORE)
+    classes = truth_classes.gather(1, matches)
+    if rule.ignores:
+        classes = classes.masked_fill_(label == IGNORE, IGNORE)
     classes = classes.masked_fill_(is_background, rule.num_classes).masked_fill_(~is_box, IGNORE)
-    return RegionLabels(matches, classes, is_matched)
+    return RegionLabels(matches, classes, label == 1, is_matched)
 
 
 @torch.no_grad()
