@@ -38,5 +38,12 @@ def warnings_of_detectron2(caplog: pytest.LogCaptureFixture) -> Iterator[list[st
         logger.removeHandler(handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fuzz", type=int, default=16, help="how many random models test_fuzz.py builds"
+    )
+    parser.addoption("--fuzz-from", type=int, default=0, help="the first of their seeds")
+
+
 def pytest_report_header() -> str:
     return f"detectron2: {detectron2.__version__} in {os.path.dirname(detectron2.__file__)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,9 @@ def step(model: nn.Module, batch: Any) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 def record_picks(
-    model: nn.Module, batch: Any, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, batch: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any] = step
 ) -> tuple[Any, list[list[tuple[Tensor, Tensor]]]]:
-    """What :func:`step` gives with stock, and stock's picks, a list a head.
+    """What ``run``, :func:`step` say, gives with stock, and stock's picks, a list a head.
 
     Picking leaves torch's generator as it was: what a model draws behind it repeats in a replay.
     """
@@ -104,7 +105,7 @@ def record_picks(
 
             patch.setattr(module, "subsample_labels", record)
         torch.manual_seed(0)
-        result = step(model, batch)
+        result = run(model, batch)
     return result, [calls for calls in picks.values() if calls]
 
 

@@ -5,7 +5,7 @@ B images, T slots for the proposals of an image.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from detectron2.structures import Boxes, Instances
 from torch import Tensor
@@ -38,3 +38,10 @@ class PaddedProposals(NamedTuple):
                 zip(self.image_sizes, self.num_boxes.tolist(), strict=True)
             )
         ]
+
+
+def as_instances(proposals: Any) -> list[Instances]:
+    """Detectron2's list of proposals; of padded ones the host waits for the numbers."""
+    is_padded = isinstance(proposals, PaddedProposals)
+    listed: list[Instances] = proposals.to_instances() if is_padded else proposals
+    return listed

@@ -13,23 +13,23 @@ from detectron2.modeling.proposal_generator.proposal_utils import add_ground_tru
 from detectron2.structures import Instances
 from torch import Tensor
 
+from ..static_step.anchors import take_boxes
 from ..static_step.regions import Regions, first_slots
 from ..static_step.truth import Truth, batch_boxes
-from .padded import PaddedProposals
+from .padded import PaddedProposals, as_instances
 
 
 class Candidates(NamedTuple):
-    """What an image's regions are sampled from.
+    """What an image's regions are sampled from, at the places that Detectron2 has them at.
 
     Attributes:
-        boxes: (B, N, 4) float32.
+        boxes: (B, N, 4) float32: the proposals of an image, the ground truth right behind them if
+            it is appended, then anything.
         is_box: (B, N) bool.
-        num_proposals: T; the ground truth follows.
     """
 
     boxes: Tensor
     is_box: Tensor
-    num_proposals: int
 
 
 def gather_candidates(proposals: Any, truth: Truth | None) -> Candidates:
@@ -40,17 +40,19 @@ def gather_candidates(proposals: Any, truth: Truth | None) -> Candidates:
         truth: to append; None to leave it out.
     """
     if isinstance(proposals, PaddedProposals):
-        boxes, count = proposals.boxes, proposals.num_boxes
+        boxes, count = proposals.boxes, proposals.num_boxes[:, None]
     else:
         boxes, count = batch_boxes([image.proposal_boxes.tensor for image in proposals])
-    is_box = _are_first(boxes, count)
+        count = count[:, None]
     if truth is None:
-        return Candidates(boxes, is_box, boxes.shape[1])
-    return Candidates(
-        torch.cat([boxes, truth.boxes], dim=1),
-        torch.cat([is_box, _are_first(truth.boxes, truth.count)], dim=1),
-        boxes.shape[1],
-    )
+        return Candidates(boxes, torch.arange(boxes.shape[1], device=boxes.device) < count)
+    num_proposals = boxes.shape[1]
+    boxes = torch.cat([boxes, truth.boxes], dim=1)
+    place = torch.arange(boxes.shape[1], device=boxes.device)
+    # Past its proposals an image goes on with its ground truth; what runs over is padding.
+    source = torch.where(place < count, place, place - count + num_proposals)
+    boxes = take_boxes(boxes, source.clamp_(max=boxes.shape[1] - 1))
+    return Candidates(boxes, place < count + truth.count[:, None])
 
 
 class PaddedRegions:
@@ -102,37 +104,23 @@ class RegionSource(NamedTuple):
         proposals: PaddedProposals, or B Instances.
         places: (B, K) int64, the slots' places among the candidates.
         num_valid: (B,) int64, how many slots are valid.
-        num_proposals: T.
     """
 
     heads: Any
     proposals: Any
     places: Tensor
     num_valid: Tensor
-    num_proposals: int
 
     def make_instances(self, regions: PaddedRegions) -> list[Instances]:
         """The Instances of ``regions``."""
-        proposals = self.proposals
-        originals: list[Instances] = (
-            proposals.to_instances() if isinstance(proposals, PaddedProposals) else proposals
-        )
-        lengths = [len(image) for image in originals]
+        originals = as_instances(self.proposals)
         if self.heads.proposal_append_gt:
             originals = add_ground_truth_to_proposals(regions.targets, originals)
         sampled = []
         for i, num_valid in enumerate(self.num_valid.tolist()):
-            index = self.places[i, :num_valid]
-            # The ground truth stands behind an image's own proposals, without padding.
-            is_truth = index >= self.num_proposals
-            place = torch.where(is_truth, index - self.num_proposals + lengths[i], index)
-            taken = originals[i][place]
+            taken = originals[i][self.places[i, :num_valid]]
             taken.gt_classes = regions.regions.classes[i, :num_valid]
             matches = regions.regions.matches[i, :num_valid]
             self.heads._add_targets(taken, regions.targets[i], matches)
             sampled.append(taken)
         return sampled
-
-
-def _are_first(boxes: Tensor, count: Tensor) -> Tensor:
-    return torch.arange(boxes.shape[1], device=boxes.device) < count[:, None]

@@ -13,7 +13,7 @@ from detectron2.utils.events import get_event_storage
 from torch import Tensor, nn
 
 from ..static_step.images import batch_images, batch_size, move_inputs
-from .padded import PaddedProposals
+from .padded import PaddedProposals, as_instances
 from .static_part import takes_step
 from .static_roi_heads import StaticHeads
 from .static_rpn import StaticRPN
@@ -110,10 +110,3 @@ class StaticProposalNetwork(StaticModel, ProposalNetwork):
 def passes_padding(module: nn.Module, static: type) -> bool:
     """Whether nobody sees what goes into the module and what comes out of it."""
     return isinstance(module, static) and not has_hooks(module)
-
-
-def as_instances(proposals: Any) -> list[Instances]:
-    """Detectron2's list of proposals; of padded ones the host waits for the numbers."""
-    is_padded = isinstance(proposals, PaddedProposals)
-    listed: list[Instances] = proposals.to_instances() if is_padded else proposals
-    return listed

@@ -111,14 +111,14 @@ class StaticHeads(BatchProposalSampler):
         count = num_pos + num_neg
         if part_of(self).graphs is None:  # a graph keeps its shapes
             regions = first_slots(regions, most(count, self.batch_size_per_image))
-        source = RegionSource(self, proposals, index, count, candidates.num_proposals)
+        source = RegionSource(self, proposals, index, count)
         return PaddedRegions(regions, most(num_pos, quota(self)), truth, targets, source)
 
     def _label_and_sample(
         self, truth: Truth, candidates: Candidates
     ) -> tuple[Regions, tuple[Tensor, Tensor, Tensor], Tensor]:
         rule = RegionRule(match_rule(self.proposal_matcher), self.num_classes)
-        boxes, is_box, _ = candidates
+        boxes, is_box = candidates
         tensors = truth.boxes, truth.count, truth.classes, boxes, is_box
         if (graphs := part_of(self).graphs) is not None:
             request = SampleRequest(self.batch_size_per_image, quota(self), self.num_classes)

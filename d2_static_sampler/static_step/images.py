@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from detectron2.structures import Instances
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, RotatedBoxes
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .transfers import to_device
 
+# Of one tensor each. A subclass may move in a way of its own, or become one of these by it.
+_WRAPPERS = (BitMasks, Boxes, Keypoints, RotatedBoxes)
 _MOVED = ("image", "instances", "targets", "proposals")
 
 
@@ -79,8 +81,8 @@ def _move(value: Any, device: torch.device) -> Any:
 def _move_field(field: Any, device: torch.device) -> Any:
     if isinstance(field, Tensor):
         return to_device(field, device)
-    if isinstance(tensor := getattr(field, "tensor", None), Tensor):
-        # Boxes, masks and keypoints wrap one tensor; their own copy to a device waits.
-        is_there = tensor.device == device
-        return field if is_there else type(field)(to_device(tensor, device))
+    if type(field) in _WRAPPERS:
+        # Their own copy to a device waits.
+        is_there = field.tensor.device == device
+        return field if is_there else type(field)(to_device(field.tensor, device))
     return field.to(device) if hasattr(field, "to") else field
