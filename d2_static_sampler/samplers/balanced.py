@@ -14,6 +14,7 @@ from .compiled import CompiledSampler
 from .request import IGNORE, SampleRequest, check_request, check_words
 from .selection import is_on_host, pick_ranks, pick_ranks_on_host
 from .static import StaticSampler
+from .transformed import is_transformed, pick_ranks_as_one
 from .words import draw_words
 
 # One for all calls, so that the compiled one compiles once.
@@ -56,7 +57,7 @@ def sample_balanced(
         TypeError: labels that are not integers.
         ValueError: any other argument out of its range.
     """
-    if impl not in _SAMPLERS:
+    if impl not in tuple(_SAMPLERS):
         raise ValueError(f"impl is {impl!r}; choose one of: {', '.join(_SAMPLERS)}")
     request = check_request(labels, num_samples, positive_fraction, bg_label)
     request = dataclasses.replace(request, fill=True)
@@ -82,7 +83,10 @@ def _sample(
     sample = sampler.draw(labels, request, words=words[:2])
     num_valid = (sample.num_pos + sample.num_neg)[:, None]
     # A shuffle of the valid slots, as if they were positives; padding stays where it is.
-    shuffle = pick_ranks_on_host if is_on_host(labels, words) else pick_ranks
+    if is_transformed():
+        shuffle = pick_ranks_as_one
+    else:
+        shuffle = pick_ranks_on_host if is_on_host(labels, words) else pick_ranks
     order = shuffle(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
     return _gather(inputs, labels, sample.index.gather(1, order), sample.is_valid)
 

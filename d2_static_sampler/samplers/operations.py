@@ -42,5 +42,8 @@ class _Existing:
     def register_kernel(self, *_: Any) -> None:
         pass
 
+    def register_vmap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
     def register_autograd(self, *_: Any, **__: Any) -> None:
         pass

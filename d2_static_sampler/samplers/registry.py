@@ -66,13 +66,24 @@ def build_label_sampler(cfg_or_name: Any, **options: Any) -> LabelSampler:
             sampler that takes it.
 
     Raises:
+        TypeError: neither a config nor a name; an option that the registered class does not have.
         ValueError: a name that is not registered, or an unknown ``select``.
     """
-    name = cfg_or_name if isinstance(cfg_or_name, str) else cfg_or_name.MODEL.SAMPLER.IMPL
-    if name not in LABEL_SAMPLER_REGISTRY:
-        choices = ", ".join(sorted(key for key, _ in LABEL_SAMPLER_REGISTRY))
-        raise ValueError(f"MODEL.SAMPLER.IMPL is {name!r}; choose one of: {choices}")
+    name = cfg_or_name if isinstance(cfg_or_name, str) else _name_in(cfg_or_name)
+    names = sorted(key for key, _ in LABEL_SAMPLER_REGISTRY)
+    if name not in names:
+        raise ValueError(f"MODEL.SAMPLER.IMPL is {name!r}; choose one of: {', '.join(names)}")
     factory = LABEL_SAMPLER_REGISTRY.get(name)
     if cfg_or_name is not name and "select" in inspect.signature(factory).parameters:
         options.setdefault("select", cfg_or_name.MODEL.SAMPLER.SELECT)
     return factory(**options)
+
+
+def _name_in(cfg: Any) -> Any:
+    try:
+        return cfg.MODEL.SAMPLER.IMPL
+    except AttributeError:
+        raise TypeError(
+            "expected a sampler's name, or a config with MODEL.SAMPLER, "
+            f"not an object of type {type(cfg).__name__}"
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeVar
 
 import numpy as np
@@ -62,6 +63,8 @@ def check_request(
         raise ValueError(f"labels must have shape (N,) or (B, N), not {tuple(labels.shape)}")
     if num_samples < 0:
         raise ValueError(f"num_samples must be at least 0, not {num_samples}")
+    if not isinstance(positive_fraction, Real):
+        raise TypeError(f"positive_fraction must be a number, not {positive_fraction!r}")
     if not 0 <= positive_fraction <= 1:
         raise ValueError(f"positive_fraction must be in [0, 1], not {positive_fraction}")
     if bg_label == IGNORE:

@@ -14,6 +14,7 @@ from .selection import (
     Form,
     HostForm,
     MemberKeys,
+    MemberTable,
     check_selection,
     choose_form,
     choose_host_form,
@@ -21,6 +22,7 @@ from .selection import (
     take_in_graph,
     take_on_host,
 )
+from .transformed import is_transformed, sample_as_one
 
 
 class StaticSampler:
@@ -36,6 +38,8 @@ class StaticSampler:
     """
 
     def __init__(self, select: str = "auto", *, use_numpy: bool = True) -> None:
+        if not isinstance(use_numpy, bool):
+            raise TypeError(f"use_numpy must be True or False, not {use_numpy!r}")
         self.select = check_selection(select)
         self.use_numpy = use_numpy
 
@@ -61,6 +65,8 @@ class StaticSampler:
         words: Tensor | None = None,
     ) -> LabelSample:
         """Sample each row of (N,) or (B, N) labels as ``request`` says."""
+        if is_transformed():
+            return self._draw_as_one(labels, request, generator, words)
         form = self.form(labels.shape[-1], request.num_samples)
         shape = form.words_shape(labels.shape[:-1], labels.shape[-1], request.num_samples)
         if words is None:
@@ -71,6 +77,31 @@ class StaticSampler:
             words = words.unsqueeze(form.words_batch_dim)
             return self._sample(form, labels[None], words, request).row(0)
         return self._sample(form, labels, words, request)
+
+    def _draw_as_one(
+        self,
+        labels: Tensor,
+        request: SampleRequest,
+        generator: torch.Generator | None,
+        words: Tensor | None,
+    ) -> LabelSample:
+        """:meth:`draw` in one operation, and one that draws its words."""
+        # By rank all forms give one sample; which it is, a trace must not ask its example.
+        form = MemberKeys if self.select == "topk" else MemberTable
+        rows = labels if labels.dim() == 2 else labels[None]
+        size, quota = request.num_samples, request.quota
+        if words is None:
+            shape = form.words_shape(rows.shape[:1], rows.shape[1], size)
+            words = form.draw_words(shape, device=labels.device, generator=generator)
+        else:
+            shape = form.words_shape(labels.shape[:-1], labels.shape[-1], size)
+            check_words(words, shape, labels.device)
+            words = words if labels.dim() == 2 else words.unsqueeze(form.words_batch_dim)
+        by_keys = form is MemberKeys
+        sample = LabelSample(
+            *sample_as_one(rows, words, size, quota, request.background, request.fill, by_keys)
+        )
+        return sample if labels.dim() == 2 else sample.row(0)
 
     def words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
         """The shape of the words for (N,) or (B, N) labels."""
@@ -105,9 +136,8 @@ class StaticSampler:
             background, fill = request.background, request.fill
             return LabelSample(*take_in_graph(labels, words, size, quota, background, fill))
         # Without autograd's bookkeeping the many small operations take a sixth less time; in a
-        # transformed function it stays.
-        transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        with torch.no_grad() if transformed else torch.inference_mode():
+        # graph it stays.
+        with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
             taken = form.of(labels, request.background).take(words, request)
         # What is computed out here are ordinary tensors, which autograd may save.
         index, is_padding, *counts = taken
@@ -158,6 +188,8 @@ def subsample_labels(
     sample = StaticSampler()(
         labels, num_samples=num_samples, positive_fraction=positive_fraction, bg_label=bg_label
     )
+    if torch.jit.is_tracing():  # the numbers of the example would stay in the trace
+        return sample.index[sample.is_pos], sample.index[sample.is_neg]
     num_pos, num_neg = torch.stack([sample.num_pos, sample.num_neg]).tolist()
     return sample.index[:num_pos], sample.index[num_pos : num_pos + num_neg]
 
