@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import add_sampler_config
     from .engine import SamplerHook
-    from .modeling import install_sampler, uninstall_sampler
+    from .modeling import install_sampler, installed_samplers, uninstall_sampler
     from .samplers import (
         LABEL_SAMPLER_REGISTRY,
         LabelSample,
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         sample_balanced,
         subsample_labels,
     )
+    from .static_step.deferred import flush_metrics
 
 __all__ = [
     "LABEL_SAMPLER_REGISTRY",
@@ -23,7 +24,9 @@ __all__ = [
     "SamplerHook",
     "add_sampler_config",
     "build_label_sampler",
+    "flush_metrics",
     "install_sampler",
+    "installed_samplers",
     "sample_balanced",
     "subsample_labels",
     "uninstall_sampler",
@@ -35,7 +38,9 @@ _HOME = {
     "SamplerHook": "engine",
     "add_sampler_config": "config",
     "build_label_sampler": "samplers",
+    "flush_metrics": "static_step.deferred",
     "install_sampler": "modeling",
+    "installed_samplers": "modeling",
     "sample_balanced": "samplers",
     "subsample_labels": "samplers",
     "uninstall_sampler": "modeling",

@@ -22,8 +22,9 @@ class DeferredLosses:
 
     What ends up in the event storage is what Detectron2 writes: the same names, values and
     iterations, averaged over the processes. It gets there in the ``_write_metrics`` of every
-    iteration i where i + 1 is a multiple of one of the periods, and of the last: so before the
-    hooks' ``after_step``, with one copy to the host and one exchange between the processes.
+    iteration i where i + 1 is a multiple of one of the periods, of the first, so that every name is
+    there from then on, and of the last: so before the hooks' ``after_step``, with one copy to the
+    host and one exchange between the processes.
     A loss that is not finite, or a check that failed, stops the training there.
 
     ::
@@ -52,6 +53,7 @@ class DeferredLosses:
         self._metrics_period: int | None = None
         self._is_async = False
         self._num_written = 0
+        self._first: int | None = None  # iteration whose losses were written
 
     def install(self) -> bool:
         """Replace ``_write_metrics`` of the trainer.
@@ -139,7 +141,8 @@ class DeferredLosses:
         if done % (gather_period or 1) == 0:
             number, self._num_written = self._num_written, self._num_written + 1
             metrics.add(_Losses(loss_dict, data_time, prefix, number, gather_period is not None))
-        if self._is_due(done):
+            self._first = storage.iter if self._first is None else self._first
+        if self._is_due(done) or storage.iter == self._first:
             self.flush()
 
     def _take_charge_of(self, metrics: DeferredMetrics | None) -> None:
@@ -160,6 +163,8 @@ class DeferredLosses:
 
 class _Losses(Deferred):
     """The losses of one iteration; ``ranks`` has those of all processes in process 0."""
+
+    is_shared = True
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from detectron2.utils import comm
 from detectron2.utils.events import EventStorage, get_event_storage
 from torch import Tensor
 
@@ -34,6 +35,47 @@ def deferred_metrics(storage: EventStorage | None = None) -> DeferredMetrics:
     return _OF_STORAGE[storage]
 
 
+def flush_metrics(storage: EventStorage | None = None) -> None:
+    """Write all figures of a static step that are still on the device, and make its checks.
+
+    For a training loop of one's own: behind its last iteration, and wherever the newest figures
+    are wanted. What is written stands in the storage as Detectron2 would have put it, each figure
+    at its own iteration. Talks to no other process: where several train, the losses of
+    Detectron2's trainers, which are averaged over them, wait for the next time that all meet.
+
+    Args:
+        storage: that of the training; by default the current one.
+
+    Raises:
+        TypeError: ``storage`` is no EventStorage.
+        ValueError: there is no current storage, and none was given.
+        Exception: what Detectron2 would have raised, of the first check that failed. What was put
+            before it is written.
+    """
+    if storage is None and (storage := _current()) is None:
+        raise ValueError(
+            "there is no current EventStorage: call it inside `with EventStorage()`, or with "
+            "the storage of the training, flush_metrics(storage)"
+        )
+    if not isinstance(storage, EventStorage):
+        raise TypeError(f"expected an EventStorage, not {type(storage).__name__}")
+    deferred_metrics(storage).flush_own()
+
+
+def flush_current() -> None:
+    """:func:`flush_metrics` of the current storage; where there is none, of all that there are."""
+    storage = _current()
+    for each in list(_OF_STORAGE.values()) if storage is None else [deferred_metrics(storage)]:
+        each.flush_own()
+
+
+def _current() -> EventStorage | None:
+    try:
+        return get_event_storage()
+    except AssertionError:  # how Detectron2 says that there is none
+        return None
+
+
 class Deferred:
     """Something to be written to a storage once its values are on the host.
 
@@ -41,10 +83,12 @@ class Deferred:
         values: each a () tensor on its device until it is read, then a number.
         iteration: of the storage, when this was added to its metrics.
         scope: the storage's ``name_scope`` at that moment, as a prefix.
+        is_shared: whether values of all processes belong into what is written.
     """
 
     iteration = 0
     scope = ""
+    is_shared = False
 
     def __init__(self, *values: Tensor | float) -> None:
         self.values: list[Tensor | float] = [_keep(value) for value in values]
@@ -155,6 +199,22 @@ class DeferredMetrics:
             except Exception:
                 self.pending.clear()
                 raise
+
+    def flush_own(self) -> None:
+        """:meth:`flush`, but for what is shared by several processes, which stays pending.
+
+        Raises:
+            Exception: as :meth:`flush`.
+        """
+        shared = [item for item in self.pending if item.is_shared]
+        if not shared or comm.get_world_size() == 1:
+            self.flush()
+            return
+        self.pending = deque(item for item in self.pending if not item.is_shared)
+        try:
+            self.flush()
+        finally:
+            self.pending.extendleft(reversed(shared))
 
     def _is_due(self, iteration: int) -> bool:
         if self.period is None or not self.pending:

@@ -44,7 +44,7 @@ def test_losses_come_every_period(tmp_path, timing):
     trainer = make_trainer(tmp_path, "MODEL.SAMPLER.TIMING", timing, *opts, hooks=[hook])
     before = set(vars(trainer))
     trainer.train(0, 7)
-    assert seen == [0, 0, 3, 4, 4, 6, 7]
+    assert seen == [1, 1, 3, 4, 4, 6, 7]
     # Nothing of the hook stays in the trainer.
     own = {"start_iter", "max_iter", "storage", "_data_loader_iter_obj"}
     assert set(vars(trainer)) - before <= own

@@ -54,7 +54,7 @@ def test_naive_and_a_second_call_take_the_step_out():
     assert not has_static_step(model)
     assert len(installed_samplers(model)) == 2
     assert type(model) is before[0][1]
-    install_sampler(model, "naive", static_step=True)
+    install_sampler(model, "naive")
     assert own_state(model) == before
 
 
