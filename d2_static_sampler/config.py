@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -10,47 +11,103 @@ from detectron2.config import CfgNode
 from .samplers import LABEL_SAMPLER_REGISTRY
 from .samplers.selection import SELECTIONS
 
+LARGEST = 2**63 - 1  # of an int64
+
 
 def add_sampler_config(cfg: CfgNode) -> None:
-    """Add ``MODEL.SAMPLER`` to ``cfg``; a second call keeps what was set in between."""
+    """Add ``MODEL.SAMPLER`` to ``cfg``; a second call keeps what was set in between.
+
+    Raises:
+        TypeError: ``cfg`` is no config of Detectron2.
+        ValueError: it has a ``MODEL.SAMPLER`` that is no node of keys.
+    """
+    check_is_config(cfg)
     defaults = _defaults()
     if "SAMPLER" not in cfg.MODEL:
         cfg.MODEL.SAMPLER = defaults
         return
+    _check_is_node(cfg.MODEL.SAMPLER)
     for key, value in defaults.items():
         if key not in cfg.MODEL.SAMPLER:
             cfg.MODEL.SAMPLER[key] = value
 
 
 def check_sampler_config(cfg: CfgNode) -> None:
-    """Raise ValueError, naming key, value and choices, where ``MODEL.SAMPLER`` cannot be used."""
+    """Raise ValueError, naming key, value and choices, where ``MODEL.SAMPLER`` cannot be used.
+
+    TypeError where ``cfg`` is no config at all.
+    """
+    check_is_config(cfg)
     if "SAMPLER" not in cfg.MODEL:
         raise ValueError("the config has no MODEL.SAMPLER: call add_sampler_config(cfg) first")
     sampler = cfg.MODEL.SAMPLER
+    _check_is_node(sampler)
     if missing := sorted(set(_defaults()) - set(sampler)):
         raise ValueError(
             f"MODEL.SAMPLER has no {', '.join(missing)}: call add_sampler_config(cfg) first"
         )
-    names = sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
-    _check("IMPL", sampler.IMPL, sampler.IMPL in names, _choices(names))
+    _check("IMPL", sampler.IMPL, sampler.IMPL in sampler_names(), _choices(sampler_names()))
     _check("SELECT", sampler.SELECT, sampler.SELECT in SELECTIONS, _choices(SELECTIONS))
-    step = sampler.STATIC_STEP
-    _check("STATIC_STEP", step, isinstance(step, bool), _choices(("True", "False")))
-    if step and sampler.IMPL == "naive":
-        others = ", ".join(name for name in names if name != "naive")
+    for key in ("STATIC_STEP", "TIMING"):
+        _check(key, sampler[key], isinstance(sampler[key], bool), _choices(("True", "False")))
+    check_step_has_sampler(sampler.STATIC_STEP, sampler.IMPL)
+    for key, smallest in (("SEED", -1), ("LOG_PERIOD", 1), ("WARMUP_ITERS", 0)):
+        value = sampler[key]
+        _check(key, value, is_integer(value, smallest), integer_choices(smallest))
+
+
+def check_is_config(cfg: Any) -> None:
+    """Raise TypeError where ``cfg`` is not the whole of a Detectron2 config."""
+    if isinstance(cfg, CfgNode) and isinstance(cfg.get("MODEL"), CfgNode):
+        return
+    if isinstance(cfg, CfgNode) and "IMPL" in cfg:
+        raise TypeError("expected the whole config, not its MODEL.SAMPLER alone: pass cfg")
+    raise TypeError(f"expected a config of Detectron2's get_cfg(), not {shown(cfg)}")
+
+
+def check_step_has_sampler(static_step: bool, impl: str) -> None:
+    """Raise ValueError for a static step without a sampler to go with it."""
+    if static_step and impl == "naive":
+        others = ", ".join(name for name in sampler_names() if name != "naive")
         raise ValueError(
             "MODEL.SAMPLER.STATIC_STEP is True, but MODEL.SAMPLER.IMPL is 'naive', which leaves "
             f"the whole step to Detectron2; choose one of: {others}; or "
             "MODEL.SAMPLER.STATIC_STEP False"
         )
-    _check("SEED", sampler.SEED, sampler.SEED >= -1, "-1 or at least 0")
-    _check("LOG_PERIOD", sampler.LOG_PERIOD, sampler.LOG_PERIOD >= 1, "at least 1")
-    _check("WARMUP_ITERS", sampler.WARMUP_ITERS, sampler.WARMUP_ITERS >= 0, "at least 0")
+
+
+def is_integer(value: Any, smallest: int) -> bool:
+    """Whether ``value`` is an integer from ``smallest`` on that fits an int64; a bool is none."""
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_number and smallest <= value <= LARGEST
+
+
+def integer_choices(smallest: int) -> str:
+    """What :func:`is_integer` takes, in words."""
+    first = "-1, or an integer from 0" if smallest == -1 else f"an integer from {smallest}"
+    return f"choose {first} to 2**63 - 1"
+
+
+def sampler_names() -> list[str]:
+    """What ``MODEL.SAMPLER.IMPL`` can be."""
+    return sorted(name for name, _ in LABEL_SAMPLER_REGISTRY)
+
+
+def shown(value: Any) -> str:
+    """``value`` in a line of an error, however large it is."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:60]}... ({type(value).__name__})"
+
+
+def _check_is_node(sampler: Any) -> None:
+    if not isinstance(sampler, CfgNode):
+        keys = ", ".join(sorted(_defaults()))
+        raise ValueError(f"MODEL.SAMPLER is {shown(sampler)}; set one of its keys: {keys}")
 
 
 def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
     if not is_right:
-        raise ValueError(f"MODEL.SAMPLER.{key} is {value!r}; {choices}")
+        raise ValueError(f"MODEL.SAMPLER.{key} is {shown(value)}; {choices}")
 
 
 def _choices(names: Sequence[str]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from .config import add_sampler_config
+from .config import add_sampler_config, check_sampler_config, shown
 
 # Where a Lazy config that fits Detectron2's own Lazy training script says the same.
 _YAML_KEYS = {
@@ -33,14 +34,21 @@ def yaml_config(lazy: DictConfig) -> CfgNode:
     a run look at: output folder, weights, device, iterations, batch, data sets and classes.
 
     Raises:
-        ValueError: a key of ``lazy.sampler`` that does not exist, or a value of another type
-            than the key's default.
+        TypeError: ``lazy`` is no Lazy config.
+        ValueError: a key of ``lazy.sampler`` that does not exist, or a value that it cannot have.
     """
+    if not isinstance(lazy, DictConfig):
+        raise TypeError(f"expected a Lazy config (DictConfig), not {shown(lazy)}")
     cfg = get_cfg()
     add_sampler_config(cfg)
     # Unless the config says it, a model has as many classes as the data set asks for.
     cfg.MODEL.ROI_HEADS.NUM_CLASSES = ANY_NUMBER_OF_CLASSES
-    pairs = _sampler_values(lazy, sorted(cfg.MODEL.SAMPLER))
+    cfg.MODEL.SAMPLER.update(_sampler_values(lazy, sorted(cfg.MODEL.SAMPLER)))
+    try:
+        check_sampler_config(cfg)
+    except ValueError as error:
+        raise ValueError(lazy_message(str(error))) from None
+    pairs = {}
     for key, name in _YAML_KEYS.items():
         value = OmegaConf.select(lazy, key, default=None)
         if value is not None:
@@ -58,13 +66,17 @@ def lazy_message(message: str) -> str:
 
 
 def _sampler_values(lazy: DictConfig, known: list[str]) -> dict[str, Any]:
-    sampler = lazy.get("sampler", {})
-    choices = ", ".join(key.lower() for key in known)
-    if not hasattr(sampler, "items"):
-        raise ValueError(f"sampler is {sampler!r}; set one of its keys: {choices}")
-    if unknown := [key for key in sampler if str(key).upper() not in known]:
-        raise ValueError(f"sampler has {unknown[0]!r}; choose one of: {choices}")
-    return {f"MODEL.SAMPLER.{key.upper()}": value for key, value in sampler.items()}
+    try:
+        # Not to a dict: a key need not be a string, nor a value one of YAML's.
+        sampler = lazy.get("sampler", {})
+        choices = ", ".join(key.lower() for key in known)
+        if not hasattr(sampler, "items"):
+            raise ValueError(f"sampler is {shown(sampler)}; set one of its keys: {choices}")
+        if unknown := [key for key in sampler if str(key).upper() not in known]:
+            raise ValueError(f"sampler has {unknown[0]!r}; choose one of: {choices}")
+        return {key.upper(): value for key, value in sampler.items()}
+    except OmegaConfBaseException as error:  # ??? or an interpolation of what there is not
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 def _names(value: Any) -> tuple[str, ...]:

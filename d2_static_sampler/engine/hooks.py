@@ -11,6 +11,7 @@ from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.utils import comm
 
+from ..config import check_sampler_config, integer_choices, is_integer, shown
 from ..modeling import HeadSampler, has_static_step, installed_samplers, static_graphs
 from ..static_step.deferred import PERIOD, deferred_metrics
 from .deferred_losses import DeferredLosses
@@ -38,16 +39,24 @@ class SamplerHook(HookBase):
     for it every LOG_PERIOD iterations, before a checkpoint of SOLVER.CHECKPOINT_PERIOD and in the
     last iteration, never after an error: the rows since then are written without it.
 
-    With MODEL.SAMPLER.STATIC_STEP losses and logged figures reach the host, and are checked, every
-    LOG_PERIOD iterations and no later than in each 20th, before checkpoints and evaluations, and in
-    the last iteration; see :class:`~d2_static_sampler.engine.DeferredLosses`.
+    With MODEL.SAMPLER.STATIC_STEP losses and logged figures reach the host, and are checked, in the
+    first iteration, every LOG_PERIOD iterations and no later than in each 20th, before checkpoints
+    and evaluations, and in the last iteration; see
+    :class:`~d2_static_sampler.engine.DeferredLosses`.
 
     Args:
         cfg: the complete config.
         writer_period: that of the trainer's ``PeriodicWriter``.
+
+    Raises:
+        TypeError: ``cfg`` is no config.
+        ValueError: a wrong value in its ``MODEL.SAMPLER``, or a wrong ``writer_period``.
     """
 
     def __init__(self, cfg: CfgNode, *, writer_period: int = PERIOD) -> None:
+        check_sampler_config(cfg)
+        if not is_integer(writer_period, 1):
+            raise ValueError(f"writer_period is {shown(writer_period)}; {integer_choices(1)}")
         self._options = cfg.MODEL.SAMPLER
         self._path = os.path.join(cfg.OUTPUT_DIR, STEP_LOG)
         self._periods = (self._options.LOG_PERIOD, cfg.SOLVER.CHECKPOINT_PERIOD, MOST_ROWS)
@@ -144,7 +153,7 @@ class SamplerHook(HookBase):
 
     def _flush_losses(self) -> None:
         storage = getattr(self.trainer, "storage", None)
-        if storage is None or not has_static_step(self.trainer.model):
+        if storage is None:
             return
         # Where there are others they are not here: process 0 alone saves checkpoints.
         if comm.get_world_size() == 1:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from detectron2.config import CfgNode
 from detectron2.modeling.proposal_generator.rpn import RPN
 from detectron2.modeling.roi_heads.roi_heads import ROIHeads
 from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
 from torch import nn
 
-from ..config import check_sampler_config
-from ..samplers import LabelSampler, build_label_sampler
+from ..static_step.deferred import flush_current
+from .choice import check_model, resolve_choice
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler
-from .static_install import install_static_step
+from .static_install import has_static_step, install_static_step
 from .static_part import ATTRIBUTE
 from .stock import is_stock
 from .subclass import enter_subclass, has_subclass, leave_subclass, own_class
@@ -85,12 +84,13 @@ def install_sampler(
         ``model``.
 
     Raises:
-        ValueError: a name that is not registered, or a wrong value in the config.
+        TypeError: a model that is no module, or a choice that is no config, name or sampler.
+        ValueError: a name that is not registered, a wrong value in the config or in an argument,
+            or a static step with "naive".
+        Exception: as :func:`uninstall_sampler`, of a static step that was installed before.
     """
-    impl, sampler, seed = _resolve(cfg_or_name_or_sampler, seed)
-    if static_step is None:
-        choice = cfg_or_name_or_sampler
-        static_step = isinstance(choice, CfgNode) and choice.MODEL.SAMPLER.STATIC_STEP
+    check_model(model)
+    impl, sampler, static_step, seed = resolve_choice(cfg_or_name_or_sampler, static_step, seed)
     uninstall_sampler(model)
     if sampler is None:
         return model
@@ -110,12 +110,25 @@ def install_sampler(
 
 
 def uninstall_sampler(model: nn.Module) -> nn.Module:
-    """Give every head of ``model`` its own class back, in place; returns ``model``."""
-    for module in model.modules():
-        if has_subclass(module):
-            leave_subclass(module)
-            for name in ("_label_sampler", ATTRIBUTE):
-                module.__dict__.pop(name, None)
+    """Give every head of ``model`` its own class back, in place; returns ``model``.
+
+    What a static step has put off for the current event storage is written first, in order: the
+    figures that Detectron2 writes from now on come behind.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        Exception: that of a check of the static step that had failed; the sampler is out then too.
+    """
+    check_model(model)
+    try:
+        if has_static_step(model):
+            flush_current()
+    finally:
+        for module in model.modules():
+            if has_subclass(module):
+                leave_subclass(module)
+                for name in ("_label_sampler", ATTRIBUTE):
+                    module.__dict__.pop(name, None)
     return model
 
 
@@ -126,23 +139,6 @@ def installed_samplers(model: nn.Module) -> dict[nn.Module, HeadSampler]:
         for module in model.modules()
         if "_label_sampler" in module.__dict__
     }
-
-
-def _resolve(choice: Any, seed: int | None) -> tuple[str, LabelSampler | None, int]:
-    """Name, sampler (None for Detectron2's own) and seed of an ``install_sampler`` call."""
-    name = choice
-    if isinstance(choice, CfgNode):
-        check_sampler_config(choice)
-        seed = choice.MODEL.SAMPLER.SEED if seed is None else seed
-        name = choice.MODEL.SAMPLER.IMPL
-    seed = -1 if seed is None else seed
-    if not isinstance(seed, int) or seed < -1:
-        raise ValueError(f"seed is {seed!r}; -1 or an integer of at least 0")
-    if isinstance(name, str):
-        return name, None if name == "naive" else build_label_sampler(choice), seed
-    if not callable(choice):
-        raise TypeError(f"expected a config, a sampler's name or a sampler, not {choice!r}")
-    return getattr(choice, "__name__", type(choice).__name__), choice, seed
 
 
 def _seam(module: nn.Module) -> Seam | None:
