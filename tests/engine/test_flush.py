@@ -65,8 +65,8 @@ def test_a_plain_loop_has_all_figures_after_one_call():
     for name, history in written(expected).items():
         assert [at for _, at in written(storage)[name]] == [at for _, at in history]
     # Of the first step: later ones differ by what rounding made of the weights.
-    assert {k: v[0] for k, v in written(storage).items()} == pytest.approx(
-        {k: v[0] for k, v in written(expected).items()}
+    assert {k: v[0][0] for k, v in written(storage).items()} == pytest.approx(
+        {k: v[0][0] for k, v in written(expected).items()}
     )
 
 
