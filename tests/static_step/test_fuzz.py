@@ -6,6 +6,7 @@ outcome is printed at the end.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -71,7 +72,8 @@ def difference(got: Any, expected: Any) -> str | None:
         if part.keys() != of_stock.keys():
             return f"{sorted(part.keys() ^ of_stock.keys())}"
         # What is nothing but rounding is measured by the largest.
-        largest = max((float(value.norm()) for value in of_stock.values()), default=0.0)
+        norms = [float(value.norm()) for value in of_stock.values()]
+        largest = max(filter(math.isfinite, norms), default=0.0)
         for name, value in of_stock.items():
             if not is_close(part[name], value, bound, largest):
                 return f"{name}: {part[name].norm()} for {value.norm()}"
