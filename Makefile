@@ -8,9 +8,14 @@ DETECTRON2_DIR ?=
 # too, that makes a training step ten times slower; waiting briefly costs a tenth on a quiet one.
 export GOMP_SPINCOUNT ?= 1000
 
+# Python keeps what it compiles, whatever this says outside: nothing in .venv is compiled beforehand.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/python tools/install_packages.py
 STAMP := .venv/.setup-done
+DEV_STAMP := .venv/.dev-setup-done
 # Two processes with one thread each. A file's tests stay together: they share what they build.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -22,26 +27,35 @@ help:  ## show this list
 
 setup: $(STAMP)  ## make .venv with torch, this package and Detectron2 (PYTHON=python3)
 
-# The torch wheels are gigabytes: their time is told apart. A Detectron2 that is in .venv already
+# The torch wheels are gigabytes: their time is told apart. The first import compiles torch's files,
+# which takes longer than downloading the rest: both at once. A Detectron2 that is in .venv already
 # is kept; `make clean` before `make setup` installs it anew.
-$(STAMP): pyproject.toml tools/install_detectron2.py
+$(STAMP): pyproject.toml tools/install_packages.py tools/install_detectron2.py
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	@set -e; unset PYTHONPATH; begin=$$(date +%s); \
 	echo "setup: .venv from $(PYTHON)"; $(PYTHON) -m venv .venv; \
-	echo "setup: $(TORCH) (gigabytes)"; torch=$$(date +%s); $(PIP) install $(TORCH); \
-	torch=$$(($$(date +%s) - torch)); \
-	echo "setup: this package and its tools"; $(PIP) install "setuptools<81" wheel; \
-	$(PIP) install --no-build-isolation --editable ".[dev]"; \
-	$(BIN)/python tools/install_detectron2.py; \
+	$(PIP) install "uv>=0.5" || echo "setup: no uv here, pip installs everything (slower)"; \
+	echo "setup: $(TORCH) (gigabytes)"; torch=$$(date +%s); \
+	$(INSTALL) $(TORCH) "setuptools<81" wheel; torch=$$(($$(date +%s) - torch)); \
+	echo "setup: this package and Detectron2"; $(BIN)/python -c "import torchvision" & \
+	$(INSTALL) --no-build-isolation --editable .; \
+	$(BIN)/python tools/install_detectron2.py; wait; \
 	echo "setup: torch took $$torch s, the rest $$(($$(date +%s) - begin - torch)) s"
+	@touch $@
+
+# What `make test` and `make lint` need besides.
+$(DEV_STAMP): $(STAMP)
+	@rm -f $@
+	@echo "setup: tools for tests and linting"
+	@unset PYTHONPATH; $(INSTALL) --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 train: $(STAMP)  ## train on the built-in data set (IMPL=static|compiled|naive, OPTS="KEY VALUE ...")
 	$(BIN)/python tools/train_net.py --config-file configs/quick/faster_rcnn_R_18_FPN_shapes.yaml \
 		OUTPUT_DIR output/shapes_$(IMPL) MODEL.SAMPLER.IMPL $(IMPL) $(OPTS)
 
-test: $(STAMP)  ## run the tests (OPTS="-k words", DETECTRON2_DIR=checkout to test against)
+test: $(DEV_STAMP)  ## run the tests (OPTS="-k words", DETECTRON2_DIR=checkout to test against)
 ifneq ($(DETECTRON2_DIR),)
 	@test -f "$(DETECTRON2_DIR)/detectron2/__init__.py" \
 		|| { echo "DETECTRON2_DIR=$(DETECTRON2_DIR) is no Detectron2 checkout" >&2; exit 1; }
@@ -50,7 +64,7 @@ else
 	$(PYTEST) $(OPTS)
 endif
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(DEV_STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -4,7 +4,8 @@
 
 PyPI has no `detectron2`, only release 0.6 without the C++ operators, as the source archive of
 `pb1-detectron2`. This script lets pip fetch it, checks its hash, applies `PATCHES` and installs it
-as `detectron2` for the Python that runs the script, which needs torch and setuptools. Rotated-box
+as `detectron2` for the Python that runs the script, which needs torch and setuptools (with uv where
+that is there: tools/install_packages.py). Rotated-box
 operators and deformable convolution on a GPU stay missing, and say so when they are used.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +23,8 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+import install_packages
 
 SOURCE = "pb1-detectron2"
 VERSION = "0.6"
@@ -114,6 +118,24 @@ package-data = {{ "detectron2.model_zoo" = ["configs/**/*.yaml", "configs/**/*.p
 """,
 }
 
+# pip runs the archive's setup.py to learn its name. That asks torch how to compile the operators:
+# for the answer, this is as good, and imported in no time.
+STAND_IN_TORCH = {
+    "torch/__init__.py": """\
+__version__ = "1.8"
+class cuda:
+    is_available = staticmethod(lambda: False)
+class version:
+    hip = None
+""",
+    "torch/utils/__init__.py": "",
+    "torch/utils/cpp_extension.py": """\
+from setuptools import Extension as CppExtension, Extension as CUDAExtension
+from setuptools.command.build_ext import build_ext as BuildExtension
+CUDA_HOME = ROCM_HOME = None
+""",
+}
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -159,11 +181,12 @@ def check_requirements() -> None:
 
 def download(folder: Path) -> Path:
     """Let pip fetch the archive; the hash stops pip before it runs a wrong archive's setup.py."""
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirement:
-        print(f"{SOURCE}=={VERSION} --hash=sha256:{SHA256}", file=requirement, flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        requirement = f"{SOURCE}=={VERSION} --hash=sha256:{SHA256}\n"
+        write_files(Path(temporary), {**STAND_IN_TORCH, "requirement.txt": requirement})
         options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-        options += ["--dest", str(folder), "--requirement", requirement.name]
-        result = run_pip("download", *options)
+        options += ["--dest", str(folder), "--requirement", f"{temporary}/requirement.txt"]
+        result = run_pip("download", *options, PYTHONPATH=temporary)
     if result.returncode:
         raise InstallError(
             f"pip did not get {SOURCE} {VERSION} ({last_error(result)}); give the archive, fetched "
@@ -176,7 +199,7 @@ def install(archive: Path, source: Path) -> None:
     check_hash(archive)
     unpack(archive, source)
     patch(source)
-    result = run_pip("install", "--no-deps", "--no-build-isolation", str(source))
+    result = install_packages.install("--no-deps", "--no-build-isolation", str(source))
     if result.returncode:
         print(result.stdout, result.stderr, sep="\n", file=sys.stderr)
         raise InstallError(f"pip could not install the patched sources ({last_error(result)})")
@@ -210,13 +233,19 @@ def unpack(archive: Path, target: Path) -> None:
 
 def patch(source: Path) -> None:
     """Turn the sources of release 0.6 into a pure-Python distribution for today's libraries."""
-    for name in ("setup.py", "setup.cfg"):  # would compile, and install a package named `tools`
+    # These would compile, install a package named `tools`, and call it by the archive's name.
+    for name in ("setup.py", "setup.cfg", "PKG-INFO"):
         (source / name).unlink()
     for package in source.glob("projects/*/*/__init__.py"):
         shutil.move(package.parent, source / "detectron2" / "projects" / package.parent.name)
     apply_patches(source / "detectron2", PATCHES)
-    for name, text in NEW_FILES.items():
-        (source / name).write_text(text, encoding="utf-8")
+    write_files(source, NEW_FILES)
+
+
+def write_files(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def apply_patches(package: Path, patches: tuple[Patch, ...]) -> None:
@@ -235,9 +264,10 @@ def substitute(path: Path, row: Patch) -> int:
     return count
 
 
-def run_pip(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pip(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pip", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def last_error(result: subprocess.CompletedProcess[str]) -> str:

@@ -15,9 +15,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "install_detectron2.py"
-# Runs a file as __main__ where `import detectron2` fails and find_spec finds nothing.
+# Runs a file as __main__ where `import detectron2` fails and find_spec finds nothing. As ever, the
+# file's folder comes first in sys.path, which runpy leaves to its caller.
 HIDE = "import sys; sys.modules['detectron2'] = None; "
-RUN_HIDDEN = HIDE + "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+RUN_HIDDEN = (
+    f"{HIDE}import os, runpy; del sys.argv[0]; sys.path[0] = os.path.dirname(sys.argv[0]); "
+    "runpy.run_path(sys.argv[0], None, '__main__')"
+)
 
 
 def python(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
