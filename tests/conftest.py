@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -9,6 +12,23 @@ from collections.abc import Iterator
 import detectron2
 import pytest
 import torch
+
+from d2_static_sampler.engine import clock
+from tests.helpers import SimulatedTime
+
+# A pool of compiling processes beside each worker of xdist has memory of its own, and the cores
+# are taken.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _give_back() -> Iterator[None]:
+    """What a file's tests built and compiled ends with it: its graphs keep their models alive."""
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # glibc's alone
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +63,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fuzz", type=int, default=16, help="how many random models test_fuzz.py builds"
     )
     parser.addoption("--fuzz-from", type=int, default=0, help="the first of their seeds")
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedTime:
+    """The clock of the steps; what a busy machine takes for them is not in it."""
+    simulated = SimulatedTime()
+    monkeypatch.setattr(clock, "time", simulated)
+    return simulated
 
 
 def pytest_report_header() -> str:

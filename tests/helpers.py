@@ -126,6 +126,22 @@ class ReplaySampler:
         return LabelSample(index, num_pos, num_neg)
 
 
+class SimulatedTime:
+    """Stands in for the module ``time`` of the steps' clock: moves by what it is told."""
+
+    TICK = 1e-4  # at each look, so that nothing takes no time
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.TICK
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def _outline(box: Tensor) -> Any:
     x0, y0, x1, y1 = box.tolist()
     return torch.tensor([x0, y0, x1, y0, x1, y1, x0, y1], dtype=torch.float64).numpy()

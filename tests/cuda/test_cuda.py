@@ -126,7 +126,8 @@ def test_a_delay_of_the_device_shows_where_it_is():
     took = times.milliseconds()
     assert took["rpn_sample_ms"] >= 20
     assert took["roi_sample_ms"] >= 20
-    assert took["rpn_label_ms"] - took["rpn_sample_ms"] < 20
+    # A delay that is counted twice would make the one twice the other.
+    assert took["rpn_label_ms"] < 2 * took["rpn_sample_ms"]
 
 
 def test_marking_a_moment_does_not_wait():

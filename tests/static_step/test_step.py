@@ -101,12 +101,13 @@ def hooked(module, hook):
 
 
 def assert_close(got, expected, bound=1e-5, rtol=0.0):
-    """Losses within RTOL or more, gradients within 1e-5 in L2 where the step's own arithmetic ends, counts exactly.
+    """Losses within RTOL, gradients within 1e-5 in L2, counts exactly.
 
-    That is at the heads' parameters and at the features, which have the same bits. Behind the
-    features a backward is Detectron2's own, and its BatchNorms make errors larger without a bound.
-    Detectron2 computes some losses in float32 whatever its model is in: about ten roundings of
-    6e-8 each, and 16 times as much for sums that cancel.
+    Gradients are compared where the step's own arithmetic ends: at the heads' parameters and at
+    the backbone's outputs, which have the same bits themselves. Behind them the backward is
+    Detectron2's own, whose BatchNorms enlarge errors as far as sums happen to cancel. Detectron2
+    computes some losses in float32 whatever its model is in: about ten roundings of 6e-8 each, and
+    16 times as much for sums that cancel in the heads.
     """
     losses, gradients, logged = got
     expected_losses, expected_gradients, expected_logged = expected

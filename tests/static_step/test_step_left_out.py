@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from detectron2.modeling.proposal_generator.rpn import RPN
 from detectron2.modeling.roi_heads import StandardROIHeads
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
@@ -97,7 +98,9 @@ def test_what_is_left_out_is_said_and_equals_detectron2(name, warnings_of_detect
     assert left_out == ([part] if part else [])
     batch = tiny.batch((3, 0, 4))
     stock = install_sampler(model, "static", seed=SEED)
-    assert_close(train_once(static, batch), train_once(stock, batch))
+    # Detectron2's ROIPool takes float32 alone; its heads keep their step.
+    dtype = torch.float32 if name == "pooler" else torch.float64
+    assert_close(train_once(static, batch, dtype=dtype), train_once(stock, batch, dtype=dtype))
 
 
 def test_a_method_patched_into_detectron2s_class_is_not_lost(monkeypatch, warnings_of_detectron2):

@@ -27,7 +27,7 @@ RUN_HIDDEN = (
 def python(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     command, environment = [sys.executable, *map(str, arguments)], {**os.environ, **env}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
 
 

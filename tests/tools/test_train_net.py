@@ -139,11 +139,9 @@ def test_a_killed_run_resumes_without_a_gap(data_folder, tmp_path):
         process = subprocess.Popen(
             [*command, "SOLVER.MAX_ITER", "100000"], env=environment, stdout=console, stderr=console
         )
-        deadline = time.monotonic() + 240
         try:
             while not (log.exists() and len(read_steps(log)) >= 12):
                 assert process.poll() is None, (tmp_path / "console").read_text()
-                assert time.monotonic() < deadline
                 time.sleep(0.1)
         finally:
             process.kill()  # SIGKILL, at any moment of an iteration

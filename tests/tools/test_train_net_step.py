@@ -50,13 +50,15 @@ def assert_alike(static, stock, *, first, rel):
 
 @pytest.mark.parametrize(
     ("amp", "iterations", "first", "rel"),
-    # In bfloat16 the order of a sum is seen in its third digit, and in the weights of iteration 1.
-    [("False", 25, 3, 1e-4), ("True", 2, 1, 1e-2)],
+    # Equal weights in float32: of other ones the order of two proposals may differ. In bfloat16 the
+    # order of a sum is seen in its third digit, and in the weights of iteration 1.
+    [("False", 25, 25, 1e-4), ("True", 2, 1, 1e-2)],
     ids=["float32", "bfloat16"],
 )
 def test_logs_what_detectron2s_step_logs(run, monkeypatch, amp, iterations, first, rel):
     storages = histories(monkeypatch)
     opts = (*SEEDS, "SOLVER.MAX_ITER", str(iterations), "SOLVER.AMP.ENABLED", amp)
+    opts += ("SOLVER.BASE_LR", "0.0") if amp == "False" else ()
     stock, static = run(*opts, output="stock"), run(*opts, *STEP, output="static")
     assert_alike(storages[1], storages[0], first=first, rel=rel)
     lines = [lines_of(folder) for folder in (static, stock)]
