@@ -51,6 +51,20 @@ def _draw_row(record: dict[str, Any], found: Any, data_set: str) -> Image:
     image = read_image(record["file_name"], format="RGB")
     metadata = MetadataCatalog.get(data_set)
     scale = max(1.0, 320 / image.shape[1])
-    truth = Visualizer(image, metadata, scale).draw_dataset_dict(record)
+    truth = Visualizer(image, metadata, scale).draw_dataset_dict(_drawable(record))
     detections = Visualizer(image, metadata, scale).draw_instance_predictions(found)
     return np.concatenate([truth.get_image(), detections.get_image()], axis=1)
+
+
+def _drawable(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without masks or keypoints where some annotations lack them.
+
+    Detectron2's Visualizer takes it for granted that all have what the first has.
+    """
+    annotations = record["annotations"]
+    lengths = {len(a.get("keypoints") or ()) for a in annotations}
+    lacking = set() if all(a.get("segmentation") for a in annotations) else {"segmentation"}
+    if len(lengths) > 1 or any(length == 0 or length % 3 for length in lengths):
+        lacking.add("keypoints")
+    kept = [{key: a[key] for key in a.keys() - lacking} for a in annotations]
+    return {**record, "annotations": kept}
