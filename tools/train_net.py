@@ -30,7 +30,7 @@ from detectron2.utils import comm
 from torch import nn
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
-from d2_static_sampler.data import ensure_shapes, register_coco_files
+from d2_static_sampler.data import Needs, ensure_shapes, register_coco_files
 from d2_static_sampler.engine import amp_trainer, check_run, draw_detections, launch
 from d2_static_sampler.engine.step_timer import replaced
 
@@ -63,8 +63,11 @@ class Trainer(DefaultTrainer):
         kind = MetadataCatalog.get(dataset_name).evaluator_type
         if kind == "pascal_voc":
             return PascalVOCDetectionEvaluator(dataset_name)
-        evaluator = {"coco": COCOEvaluator, "lvis": LVISEvaluator}[kind]
-        return evaluator(dataset_name, output_dir=os.path.join(cfg.OUTPUT_DIR, "inference"))
+        folder = os.path.join(cfg.OUTPUT_DIR, "inference")
+        if kind == "lvis":
+            return LVISEvaluator(dataset_name, output_dir=folder)
+        sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
+        return COCOEvaluator(dataset_name, output_dir=folder, kpt_oks_sigmas=sigmas)
 
     def state_dict(self) -> dict[str, Any]:
         """Detectron2's state, and the optimizer's, which release 0.6 leaves out."""
@@ -98,17 +101,30 @@ def use_own_files(cfg: CfgNode, args: argparse.Namespace) -> None:
     own = {"TRAIN": ("own_train", args.train_files), "TEST": ("own_val", args.val_files)}
     for key, (name, files) in own.items():
         if files:
-            register_coco_files(name, *files, for_evaluation=key == "TEST")
+            is_test = key == "TEST"
+            register_coco_files(name, *files, needs=_needs(cfg), for_evaluation=is_test)
             cfg.DATASETS[key] = (name,)
     if args.train_files and not args.val_files:
         cfg.DATASETS.TEST = ()
     if args.train_files and args.val_files:
-        classes = [MetadataCatalog.get(name).thing_classes for name in ("own_train", "own_val")]
-        if classes[0] != classes[1]:
-            raise ValueError(
-                f"{args.train_files[0]} and {args.val_files[0]} differ in their categories: "
-                f"{classes[0]} and {classes[1]}"
-            )
+        for attribute, what in (("thing_classes", "categories"), ("keypoint_names", "keypoints")):
+            names = [MetadataCatalog.get(name).get(attribute) for name in ("own_train", "own_val")]
+            if names[0] != names[1]:
+                raise ValueError(
+                    f"{args.train_files[0]} and {args.val_files[0]} differ in their {what}: "
+                    f"{names[0]} and {names[1]}"
+                )
+
+
+def _needs(cfg: CfgNode) -> Needs:
+    """What the model of the config reads of annotations."""
+    head = cfg.MODEL.ROI_KEYPOINT_HEAD
+    return Needs(
+        mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON else None,
+        num_keypoints=head.NUM_KEYPOINTS if cfg.MODEL.KEYPOINT_ON else None,
+        min_keypoints=head.MIN_KEYPOINTS_PER_IMAGE,
+        flips=cfg.INPUT.RANDOM_FLIP == "horizontal",
+    )
 
 
 def main(args: argparse.Namespace) -> None:

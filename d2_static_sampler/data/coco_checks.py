@@ -10,46 +10,59 @@ from typing import Any
 
 from PIL import Image
 
+from .coco_shapes import check_keypoints, check_segmentation
+
 # Reading the header of every image of a large set would take minutes.
 _SIZES_CHECKED = 1000
 _SECTIONS = ("images", "annotations", "categories")
 
 
-def check_coco(coco: Any, path: str, image_root: str, *, for_evaluation: bool = False) -> None:
+def check_coco(coco: Any, path: str, image_root: str) -> None:
     """Raise ValueError or FileNotFoundError with one line where Detectron2 would stumble.
 
     coco: the parsed JSON; path: where it came from, for the messages
     image_root: the folder that every image's "file_name" starts from
-    for_evaluation: annotations also need "area" and an id other than 0, as pycocotools does
 
     Refused: missing sections; no image or no category; ids that are missing, repeated or of mixed
     types; references to ids that do not exist; an image without name or size, or whose file is
     missing or (of the first thousand) of another size; a box that is not [x, y, width, height] in
-    finite numbers with sizes >= 0; "ignore".
+    finite numbers with sizes >= 0; "ignore"; a segmentation that is neither empty nor polygons of
+    finite numbers nor an RLE of its image; keypoints that are not a list of numbers.
 
-    Left to Detectron2, as COCO's own files need it: a box of width or height 0 (dropped in
-    training; counted in one warning here), a box that leaves the image (clipped), an annotation
-    without a valid polygon (dropped with Detectron2's warning), images without annotations.
+    Left to Detectron2, as COCO's own files need it: a box of width or height 0, a box that leaves
+    the image (clipped), an annotation without a valid polygon, images without annotations. How
+    many annotations that leaves for training: see check_training.
     """
     _check_sections(coco, path)
     category_ids = _unique_ids(coco["categories"], "categories", path)
     for category in coco["categories"]:
         _require(category, "name", str, f"{path}: category {category['id']}")
-    image_ids = _unique_ids(coco["images"], "images", path)
-    for image in coco["images"]:
+    _unique_ids(coco["images"], "images", path)
+    images = {image["id"]: image for image in coco["images"]}
+    for image in images.values():
         _check_image(image, f"{path}: image {image['id']}")
     _unique_ids(coco["annotations"], "annotations", path)
     for annotation in coco["annotations"]:
         where = f"{path}: annotation {annotation['id']}"
-        _check_reference(annotation, "image_id", image_ids, "images", where)
+        _check_reference(annotation, "image_id", images, "images", where)
         _check_reference(annotation, "category_id", category_ids, "categories", where)
         _check_flags(annotation, where)
         _check_box(annotation.get("bbox"), where)
-        if for_evaluation and ("area" not in annotation or not annotation["id"]):
-            raise ValueError(f"{where}: COCO evaluation needs an 'area', and an id other than 0")
+        check_segmentation(annotation.get("segmentation"), images[annotation["image_id"]], where)
+        check_keypoints(annotation.get("keypoints"), where)
     _check_image_files(coco["images"], path, image_root)
     _check_image_sizes(coco["images"][:_SIZES_CHECKED], path, image_root)
-    _warn_of_empty_boxes(coco["annotations"], path)
+
+
+def warn_of_empty_boxes(annotations: list[dict[str, Any]], path: str) -> None:
+    """Count the boxes of width or height 0 in one warning."""
+    empty = [a["id"] for a in annotations if a["bbox"][2] == 0 or a["bbox"][3] == 0]
+    if empty:
+        logging.getLogger(__name__).warning(
+            "%s: %d boxes have width or height 0 (first: annotation %s); "
+            "Detectron2 leaves them out of training",
+            *(path, len(empty), empty[0]),
+        )
 
 
 def _check_sections(coco: Any, path: str) -> None:
@@ -139,13 +152,3 @@ def _check_image_sizes(images: list[dict[str, Any]], path: str, image_root: str)
                 f"{path}: image {image['id']} is {image['width']}x{image['height']} there, but "
                 f"{image['file_name']} is {size[0]}x{size[1]}"
             )
-
-
-def _warn_of_empty_boxes(annotations: list[dict[str, Any]], path: str) -> None:
-    empty = [a["id"] for a in annotations if a["bbox"][2] == 0 or a["bbox"][3] == 0]
-    if empty:
-        logging.getLogger(__name__).warning(
-            "%s: %d boxes have width or height 0 (first: annotation %s); "
-            "Detectron2 leaves them out of training",
-            *(path, len(empty), empty[0]),
-        )

@@ -24,6 +24,9 @@ from ..config import check_sampler_config
 from .launch import num_processes
 
 RESNET_DEPTHS = (18, 34, 50, 101, 152)
+COCO_KEYPOINTS = 17
+MASK_FORMATS = ("polygon", "bitmask")
+FLIPS = ("horizontal", "vertical", "none")
 
 
 def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collection[str]) -> None:
@@ -49,6 +52,8 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
         for name in cfg.DATASETS[key]:
             _check_data_set(key, name)
             _check_classes(cfg, name)
+            if cfg.MODEL.KEYPOINT_ON:
+                _check_keypoints(cfg, key, name)
     for name in cfg.DATASETS.TEST:
         _check_evaluator(name, can_evaluate)
 
@@ -88,6 +93,9 @@ def _check_names(cfg: CfgNode) -> None:
     for key, names in known.items():
         value = functools.reduce(getattr, key.split("."), cfg.MODEL)
         _check(f"MODEL.{key}", value, value in names, f"choose one of: {', '.join(names)}")
+    for key, choices in (("MASK_FORMAT", MASK_FORMATS), ("RANDOM_FLIP", FLIPS)):
+        value = cfg.INPUT[key]
+        _check(f"INPUT.{key}", value, value in choices, f"choose one of: {', '.join(choices)}")
     schedules = ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR")
     name = cfg.SOLVER.LR_SCHEDULER_NAME
     _check("SOLVER.LR_SCHEDULER_NAME", name, name in schedules, f"choose one of: {schedules}")
@@ -160,6 +168,28 @@ def _check_classes(cfg: CfgNode, name: str) -> None:
         raise ValueError(
             f"MODEL.{head}.NUM_CLASSES is {cfg.MODEL[head].NUM_CLASSES}, but {name} has "
             f"{len(classes)} classes: set MODEL.{head}.NUM_CLASSES {len(classes)}"
+        )
+
+
+def _check_keypoints(cfg: CfgNode, key: str, name: str) -> None:
+    number = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    metadata = MetadataCatalog.get(name)
+    names = metadata.get("keypoint_names")
+    # A data set without a file may name its keypoints when it is loaded.
+    if names is None and key == "TRAIN" and metadata.get("json_file"):
+        raise ValueError(f"MODEL.KEYPOINT_ON is True, but {name} has no keypoints")
+    if names is not None and len(names) != number:
+        raise ValueError(
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS is {number}, but {name} has {len(names)} "
+            f"keypoints: set it to {len(names)}"
+        )
+    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
+    are_numbers = all(isinstance(sigma, int | float) and sigma > 0 for sigma in sigmas)
+    is_right = are_numbers and (len(sigmas) or COCO_KEYPOINTS) == number
+    if key == "TEST" and metadata.get("evaluator_type") == "coco" and not is_right:
+        raise ValueError(
+            f"TEST.KEYPOINT_OKS_SIGMAS is {list(sigmas)}; COCO evaluation needs {number} numbers "
+            f"above 0, one a keypoint (empty: those of COCO's {COCO_KEYPOINTS} of a person)"
         )
 
 
