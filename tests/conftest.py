@@ -12,13 +12,15 @@ from collections.abc import Iterator
 import detectron2
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from d2_static_sampler.engine import clock
 from tests.helpers import SimulatedTime
 
-# A pool of compiling processes beside each worker of xdist has memory of its own, and the cores
-# are taken.
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Here and in what tests start: a pool of compiling processes beside each worker of xdist has memory
+# of its own, and the cores are taken.
+inductor_config.compile_threads = 1
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="module")
