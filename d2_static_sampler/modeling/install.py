@@ -12,13 +12,14 @@ from torch import nn
 
 from ..static_step.deferred import flush_current
 from .choice import check_model, resolve_choice
+from .copied_heads import CopiedHead, is_copied_head, samples_by_itself
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler
 from .static_install import has_static_step, install_static_step
 from .static_part import ATTRIBUTE
 from .stock import is_stock
-from .subclass import enter_subclass, has_subclass, leave_subclass, own_class
+from .subclass import SampledHead, enter_subclass, has_subclass, leave_subclass, own_class
 
 logger = logging.getLogger(f"detectron2.{__name__}")
 
@@ -29,8 +30,8 @@ class Seam(NamedTuple):
     head: type[nn.Module]
     batch_method: str
     image_method: str
-    batch_mixin: type
-    image_mixin: type
+    batch_mixin: type[SampledHead]
+    image_mixin: type[SampledHead]
 
 
 # The first seam whose head a module is counts: RROIHeads is a ROIHeads too.
@@ -94,7 +95,11 @@ def install_sampler(
     uninstall_sampler(model)
     if sampler is None:
         return model
-    heads = [(name, module) for name, module in model.named_modules() if _seam(module)]
+    heads = [
+        (name, module)
+        for name, module in model.named_modules()
+        if _seam(module) or is_copied_head(module)
+    ]
     for number, (name, module) in enumerate(heads):
         if mixin := _choose_mixin(name, module):
             enter_subclass(module, mixin)
@@ -104,7 +109,8 @@ def install_sampler(
             )
     if not heads:
         logger.warning(f"{type(model).__name__} has no RPN and no ROIHeads: no sampler installed")
-    elif static_step:
+    _warn_of_the_unserved(model)
+    if heads and static_step:
         install_static_step(model)
     return model
 
@@ -145,10 +151,24 @@ def _seam(module: nn.Module) -> Seam | None:
     return next((seam for seam in _SEAMS if isinstance(module, seam.head)), None)
 
 
-def _choose_mixin(name: str, module: nn.Module) -> type | None:
+def _warn_of_the_unserved(model: nn.Module) -> None:
+    unserved = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if not has_subclass(module) and _seam(module) is None and samples_by_itself(module)
+    ]
+    if unserved:
+        logger.warning(
+            f"{', '.join(unserved)} sample by themselves, and keep it: they are no RPN or "
+            "ROIHeads of Detectron2's, and do not call its subsample_labels"
+        )
+
+
+def _choose_mixin(name: str, module: nn.Module) -> type[SampledHead] | None:
     """The mixin that replaces what a user's subclass has not; None where nothing is left."""
     seam = _seam(module)
-    assert seam is not None
+    if seam is None:
+        return CopiedHead
     cls = own_class(module)
     overrides = [
         method for method in (seam.batch_method, seam.image_method) if _is_users(module, method)

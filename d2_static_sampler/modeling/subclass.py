@@ -29,6 +29,11 @@ class SampledHead(Module):
         # for arguments) is not meant for ours.
         pass
 
+    @classmethod
+    def namespace_for(cls, base: type) -> dict[str, Any]:
+        """What a subclass of ``base`` has besides, where a mixin depends on the class behind it."""
+        return {}
+
     def train(self, mode: bool = True) -> Any:
         """As ``nn.Module.train``; the module's class follows the mode."""
         super().train(mode)
@@ -36,7 +41,9 @@ class SampledHead(Module):
         return self
 
 
-def enter_subclass(module: nn.Module, mixin: type, in_training: type | None = None) -> None:
+def enter_subclass(
+    module: nn.Module, mixin: type[SampledHead], in_training: type[SampledHead] | None = None
+) -> None:
     """Put ``mixin`` in front of the module's own class; in training ``in_training`` instead."""
     # Not through nn.Module's __setattr__, which is for children and parameters.
     module.__dict__["_mixins"] = mixin, in_training or mixin
@@ -54,31 +61,23 @@ def has_subclass(module: nn.Module) -> bool:
     return "_mixins" in vars(module)
 
 
-def own_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module would have without :func:`enter_subclass`."""
-    cls: Any = type(module)
+def own_class(thing: Any) -> Any:
+    """The class that an object would have without :func:`enter_subclass`."""
+    cls: Any = type(thing)
     ours = _our_class(cls)
     return cls if ours is None else _exchange(cls, ours, ours._own_class)
 
 
 def plain_class(thing: Any) -> type:
-    """The class that a module was made by: without ours, and without torch's, of FSDP say."""
-    cls: Any = type(thing)
+    """The class of an object without ours, and without those that torch's FSDP swaps in."""
+    cls: Any = own_class(thing)
     plain: type = _plain_class(cls)
     return plain
 
 
 @functools.cache
 def _plain_class(cls: Any) -> Any:
-    if not issubclass(cls, nn.Module):
-        return cls
-    return next(
-        each
-        for each in cls.__mro__
-        if issubclass(each, nn.Module)  # and so no mixin
-        and "_own_class" not in vars(each)
-        and not each.__module__.startswith("torch.distributed.")
-    )
+    return next(c for c in cls.__mro__ if not c.__module__.startswith("torch.distributed."))
 
 
 def _follow_mode(module: nn.Module) -> None:
@@ -93,6 +92,7 @@ def _follow_mode(module: nn.Module) -> None:
         module.__class__ = _exchange(cls, ours, _subclass(ours._own_class, mixin))
 
 
+@functools.cache
 def _our_class(cls: Any) -> Any:
     """The class of ours that ``cls`` is, or is made from; None where there is none."""
     return next((each for each in cls.__mro__ if "_own_class" in vars(each)), None)
@@ -137,7 +137,7 @@ def _holds(cell: types.CellType, cls: type) -> bool:
 
 
 @functools.cache
-def _subclass(base: Any, mixin: type) -> Any:
+def _subclass(base: Any, mixin: type[SampledHead]) -> Any:
     namespace = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -147,6 +147,7 @@ def _subclass(base: Any, mixin: type) -> Any:
         "__reduce_ex__": _reduce_ex,
         "_own_class": base,
         "_mixin": mixin,
+        **mixin.namespace_for(base),
     }
     return type(base)(base.__name__, (mixin, base), namespace)
 
@@ -164,6 +165,7 @@ def _reduce_ex(self: Any, protocol: int) -> tuple[Any, ...]:
     return (_rebuild, (self._own_class, self._mixin), *state)
 
 
-def _rebuild(base: Any, mixin: type) -> Any:
-    cls = _subclass(base, mixin)
+def _rebuild(base: Any, mixin: type[SampledHead]) -> Any:
+    pair: Any = base, mixin
+    cls = _subclass(*pair)
     return cls.__new__(cls)
