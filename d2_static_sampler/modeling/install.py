@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any, NamedTuple
 
+from detectron2.modeling.proposal_generator import rpn
 from detectron2.modeling.proposal_generator.rpn import RPN
+from detectron2.modeling.roi_heads import roi_heads
 from detectron2.modeling.roi_heads.roi_heads import ROIHeads
 from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
 from torch import nn
@@ -18,7 +21,7 @@ from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, Propos
 from .rpn import AnchorSampler, BatchAnchorSampler
 from .static_install import has_static_step, install_static_step
 from .static_part import ATTRIBUTE
-from .stock import is_stock
+from .stock import Functions, is_stock
 from .subclass import SampledHead, enter_subclass, has_subclass, leave_subclass, own_class
 
 logger = logging.getLogger(f"detectron2.{__name__}")
@@ -58,6 +61,10 @@ _SEAMS = (
         image_mixin=ProposalSampler,
     ),
 )
+
+
+# What a sampler stands for.
+_REPLACED = (Functions(rpn, "subsample_labels"), Functions(roi_heads, "subsample_labels"))
 
 
 def install_sampler(
@@ -109,6 +116,8 @@ def install_sampler(
             )
     if not heads:
         logger.warning(f"{type(model).__name__} has no RPN and no ROIHeads: no sampler installed")
+    for fault in itertools.chain(*(functions.faults() for functions in _REPLACED)):
+        logger.warning(f"{fault} by a function of yours, whose place the sampler takes")
     _warn_of_the_unserved(model)
     if heads and static_step:
         install_static_step(model)

@@ -239,3 +239,12 @@ from detectron2.modeling.sampling import subsample_labels as own
 assert subsample_labels is own and RPN.__module__ == "detectron2.modeling.proposal_generator.rpn"
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_sampling_function_of_ones_own_is_not_replaced_in_silence(
+    monkeypatch, warnings_of_detectron2
+):
+    monkeypatch.setattr(stock_rpn, "subsample_labels", lambda *args: None)
+    install_sampler(small_model(), "static")
+    (warning,) = warnings_of_detectron2
+    assert "rpn.subsample_labels has been replaced" in warning
