@@ -17,6 +17,7 @@ from detectron2.modeling import sampling
 from torch import Tensor, nn
 
 from .head_sampler import HeadSampler
+from .stock import global_names
 from .subclass import SampledHead, own_class
 
 SUBSAMPLE_LABELS = sampling.subsample_labels  # kept: somebody may replace it later
@@ -59,16 +60,9 @@ def sampling_methods(cls: Any) -> dict[str, Callable[..., Any]]:
 
 def _names_of_function(method: types.FunctionType) -> Iterator[str]:
     """The global names by which a method finds Detectron2's function."""
-    for name in _global_names(method.__code__):
+    for name in global_names(method.__code__):
         if method.__globals__.get(name) is SUBSAMPLE_LABELS:
             yield name
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):  # a function within
-            yield from _global_names(constant)
 
 
 def _served(method: Callable[..., Any]) -> Callable[..., Any]:

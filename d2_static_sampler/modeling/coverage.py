@@ -10,44 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch.nn.functional
-from detectron2.layers import (
-    Conv2d,
-    ConvTranspose2d,
-    FrozenBatchNorm2d,
-    ROIAlign,
-)
-from detectron2.modeling import (
-    anchor_generator,
-    box_regression,
-    matcher,
-    poolers,
-)
+from detectron2.layers import Conv2d, ConvTranspose2d, FrozenBatchNorm2d, ROIAlign
 from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
 from detectron2.modeling.backbone import resnet
 from detectron2.modeling.box_regression import Box2BoxTransform
 from detectron2.modeling.matcher import Matcher
 from detectron2.modeling.meta_arch.rcnn import GeneralizedRCNN, ProposalNetwork
 from detectron2.modeling.poolers import ROIPooler
-from detectron2.modeling.proposal_generator import proposal_utils, rpn
 from detectron2.modeling.proposal_generator.rpn import RPN
-from detectron2.modeling.roi_heads import (
-    CascadeROIHeads,
-    Res5ROIHeads,
-    StandardROIHeads,
-    cascade_rcnn,
-    fast_rcnn,
-    keypoint_head,
-    mask_head,
-    roi_heads,
-)
+from detectron2.modeling.roi_heads import CascadeROIHeads, Res5ROIHeads, StandardROIHeads
 from detectron2.modeling.roi_heads.box_head import FastRCNNConvFCHead
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
 from detectron2.modeling.roi_heads.keypoint_head import KRCNNConvDeconvUpsampleHead
 from detectron2.modeling.roi_heads.mask_head import MaskRCNNConvUpsampleHead
-from detectron2.structures import BitMasks, Boxes, ImageList, Keypoints
-from detectron2.structures import boxes as boxes_module
-from detectron2.structures import keypoints as keypoints_module
+from detectron2.structures import BitMasks, Boxes, ImageList, Instances, Keypoints
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -82,58 +58,31 @@ METHODS = {
         Methods(KRCNNConvDeconvUpsampleHead, "forward", "layers"),
         Methods(ROIPooler, "forward"),
         Methods(ROIAlign, "forward"),
-        Methods(Boxes, *("area", "clip", "nonempty", "inside_box", "__getitem__")),
+        Methods(Boxes, *("area", "clip", "nonempty", "inside_box", "to", "__getitem__")),
+        Methods(Instances, *("to", "set", "get", "has", "get_fields", "__getitem__")),
         Methods(ImageList, "from_tensors"),
-        Methods(BitMasks, "crop_and_resize", "__getitem__"),
-        Methods(Keypoints, "to_heatmap", "__getitem__"),
+        Methods(BitMasks, "crop_and_resize", "to", "__getitem__"),
+        Methods(Keypoints, "to_heatmap", "to", "__getitem__"),
     )
 }  # fmt: skip
-_LOSSES = (
-    Functions(torch.nn.functional, "binary_cross_entropy_with_logits", "cross_entropy"),
-    Functions(
-        box_regression,
-        *("_dense_box_regression_loss", "smooth_l1_loss", "giou_loss", "diou_loss", "ciou_loss"),
-        "cat",
-    ),
-)
-_MATCHING = (
-    Functions(matcher, "nonzero_tuple"),
-    Functions(boxes_module, "pairwise_intersection"),
-)
-_OF_RPN = (
-    *(*_LOSSES, *_MATCHING),
-    Functions(
-        rpn,
-        *("pairwise_iou", "retry_if_cuda_oom", "find_top_rpn_proposals", "cat"),
-        "_dense_box_regression_loss",
-    ),
-    Functions(proposal_utils, "batched_nms", "cat"),
-)
-_OF_HEADS = (
-    *(*_LOSSES, *_MATCHING),
-    Functions(roi_heads, "pairwise_iou", "add_ground_truth_to_proposals"),
-    Functions(proposal_utils, "add_ground_truth_to_proposals_single_image"),
-    Functions(
-        fast_rcnn,
-        *("cross_entropy", "_log_classification_stats", "_dense_box_regression_loss", "cat"),
-        *("smooth_l1_loss", "giou_loss", "diou_loss", "ciou_loss", "nonzero_tuple"),
-    ),
-    Functions(
-        poolers,
-        *("assign_boxes_to_levels", "convert_boxes_to_pooler_format", "cat", "nonzero_tuple"),
-    ),
-)
-_OF_CASCADE = Functions(cascade_rcnn, "pairwise_iou")
-_OF_MASKS = (
-    Functions(roi_heads, "select_foreground_proposals"),
-    Functions(mask_head, "mask_rcnn_loss", "cat"),
-)
-_OF_KEYPOINTS = (
-    Functions(roi_heads, "select_foreground_proposals", "select_proposals_with_visible_keypoints"),
-    Functions(keypoint_head, "keypoint_rcnn_loss", "cat"),
-    Functions(keypoints_module, "_keypoints_to_heatmap"),
-)
-_OF_ANCHORS = Functions(anchor_generator, "_create_grid_offsets")
+
+
+def _reached_from(*kinds: type) -> Functions:
+    return Functions(*(METHODS[kind] for kind in kinds))
+
+
+_HEADS_PARTS = (Matcher, Box2BoxTransform, FastRCNNOutputLayers, ROIPooler, ROIAlign, Boxes)
+FUNCTIONS = {
+    RPN: _reached_from(RPN, Matcher, Box2BoxTransform, Boxes, Instances),
+    StandardROIHeads: _reached_from(StandardROIHeads, *_HEADS_PARTS),
+    CascadeROIHeads: _reached_from(CascadeROIHeads, *_HEADS_PARTS),
+    Res5ROIHeads: _reached_from(Res5ROIHeads, *_HEADS_PARTS),
+    DefaultAnchorGenerator: _reached_from(DefaultAnchorGenerator),
+    GeneralizedRCNN: _reached_from(GeneralizedRCNN, ImageList),
+    ProposalNetwork: _reached_from(ProposalNetwork, ImageList),
+    MaskRCNNConvUpsampleHead: _reached_from(MaskRCNNConvUpsampleHead, BitMasks),
+    KRCNNConvDeconvUpsampleHead: _reached_from(KRCNNConvDeconvUpsampleHead, Keypoints),
+}
 
 # Modules that treat each row of a batch by itself, so that padding changes no other row.
 _BY_ROW = {
@@ -161,7 +110,7 @@ def first_fault_of_head(heads: Any, what: str) -> str | None:
 
 def _faults_of_model(model: Any, kind: type) -> Faults:
     yield from _faults_of_module(model, kind)
-    yield from METHODS[ImageList].faults_of_class()
+    yield from _replaced(kind, ImageList)
 
 
 def _faults_of_module(module: nn.Module, kind: type) -> Faults:
@@ -172,12 +121,13 @@ def _faults_of_rpn(head: Any) -> Faults:
     yield from _faults_of_module(head, RPN)
     yield from _named("anchor_matcher", METHODS[Matcher].faults(head.anchor_matcher))
     yield from _faults_of_loss(head)
-    yield from _replaced(_OF_RPN)
+    yield from _replaced(RPN)
 
 
 def _faults_of_standard_heads(heads: Any) -> Faults:
     yield from _faults_of_module(heads, StandardROIHeads)
     yield from _faults_of_boxes(heads, heads.box_pooler, heads.box_head, [heads.box_predictor])
+    yield from _replaced(StandardROIHeads)
 
 
 def _faults_of_cascade(heads: Any) -> Faults:
@@ -185,17 +135,18 @@ def _faults_of_cascade(heads: Any) -> Faults:
     for each in heads.proposal_matchers:
         yield from _named("proposal_matchers", METHODS[Matcher].faults(each))
     yield from _faults_of_boxes(heads, heads.box_pooler, heads.box_head, heads.box_predictor)
-    yield from _OF_CASCADE.faults()
+    yield from _replaced(CascadeROIHeads)
 
 
 def _faults_of_res5_heads(heads: Any) -> Faults:
     yield from _faults_of_module(heads, Res5ROIHeads)
     yield from _faults_of_boxes(heads, heads.pooler, heads.res5, [heads.box_predictor])
+    yield from _replaced(Res5ROIHeads)
 
 
 def _faults_of_anchors(generator: Any) -> Faults:
     yield from _faults_of_module(generator, DefaultAnchorGenerator)
-    yield from _OF_ANCHORS.faults()
+    yield from FUNCTIONS[DefaultAnchorGenerator].faults()
 
 
 def _faults_of_boxes(heads: Any, pooler: Any, features: Any, predictors: Any) -> Faults:
@@ -208,7 +159,6 @@ def _faults_of_boxes(heads: Any, pooler: Any, features: Any, predictors: Any) ->
     for predictor in predictors:
         yield from _named("its box predictor", _faults_of_predictor(predictor))
         yield from _faults_of_rows("its box predictor", predictor)
-    yield from _replaced(_OF_HEADS)
 
 
 def _faults_of_predictor(predictor: Any) -> Faults:
@@ -228,11 +178,7 @@ def _faults_of_loss(head: Any) -> Faults:
 
 def _faults_of_head(heads: Any, what: str) -> Faults:
     head = getattr(heads, f"{what}_head")
-    kind, functions, truth = (
-        (MaskRCNNConvUpsampleHead, _OF_MASKS, BitMasks)
-        if what == "mask"
-        else (KRCNNConvDeconvUpsampleHead, _OF_KEYPOINTS, Keypoints)
-    )
+    kind, truth = _HEADS_BESIDES[what]
     # Its layers are called past it: FSDP would not gather their parameters.
     if has_hooks(head):
         yield "has a hook"
@@ -241,8 +187,7 @@ def _faults_of_head(heads: Any, what: str) -> Faults:
     pooler = getattr(heads, f"{what}_pooler", getattr(heads, "pooler", None))
     yield from _faults_of_pooler("has a pooler that", pooler)
     yield from _faults_of_rows("", head)
-    yield from METHODS[truth].faults_of_class()
-    yield from _replaced(functions)
+    yield from _replaced(kind, truth)
 
 
 def _faults_of_pooler(name: str, pooler: Any) -> Faults:
@@ -273,11 +218,12 @@ def _faults_of_rows(name: str, module: nn.Module) -> Faults:
             yield f"{name} has a hook, which would see padding".strip()
 
 
-def _replaced(functions: tuple[Functions, ...]) -> Faults:
+def _replaced(kind: type, *structures: type) -> Faults:
+    """What others may have replaced for all modules."""
     yield from faults_of_process()
-    yield from METHODS[Boxes].faults_of_class()
-    for each in functions:
-        yield from each.faults()
+    for each in (Boxes, Instances, *structures):
+        yield from METHODS[each].faults_of_class()
+    yield from FUNCTIONS[kind].faults()
 
 
 def _named(name: str, faults: Faults) -> Faults:
@@ -285,6 +231,10 @@ def _named(name: str, faults: Faults) -> Faults:
         yield f"{name} {fault}"
 
 
+_HEADS_BESIDES = {
+    "mask": (MaskRCNNConvUpsampleHead, BitMasks),
+    "keypoint": (KRCNNConvDeconvUpsampleHead, Keypoints),
+}
 _FAULTS: dict[type, Any] = {
     RPN: _faults_of_rpn,
     CascadeROIHeads: _faults_of_cascade,

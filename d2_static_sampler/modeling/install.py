@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from typing import Any, NamedTuple
 
@@ -15,13 +14,13 @@ from torch import nn
 
 from ..static_step.deferred import flush_current
 from .choice import check_model, resolve_choice
-from .copied_heads import CopiedHead, is_copied_head, samples_by_itself
+from .copied_heads import SUBSAMPLE_LABELS, CopiedHead, is_copied_head, samples_by_itself
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler
 from .static_install import has_static_step, install_static_step
 from .static_part import ATTRIBUTE
-from .stock import Functions, is_stock
+from .stock import is_same, is_stock
 from .subclass import SampledHead, enter_subclass, has_subclass, leave_subclass, own_class
 
 logger = logging.getLogger(f"detectron2.{__name__}")
@@ -61,10 +60,6 @@ _SEAMS = (
         image_mixin=ProposalSampler,
     ),
 )
-
-
-# What a sampler stands for.
-_REPLACED = (Functions(rpn, "subsample_labels"), Functions(roi_heads, "subsample_labels"))
 
 
 def install_sampler(
@@ -116,8 +111,7 @@ def install_sampler(
             )
     if not heads:
         logger.warning(f"{type(model).__name__} has no RPN and no ROIHeads: no sampler installed")
-    for fault in itertools.chain(*(functions.faults() for functions in _REPLACED)):
-        logger.warning(f"{fault} by a function of yours, whose place the sampler takes")
+    _warn_of_a_function_of_ones_own()
     _warn_of_the_unserved(model)
     if heads and static_step:
         install_static_step(model)
@@ -158,6 +152,15 @@ def installed_samplers(model: nn.Module) -> dict[nn.Module, HeadSampler]:
 
 def _seam(module: nn.Module) -> Seam | None:
     return next((seam for seam in _SEAMS if isinstance(module, seam.head)), None)
+
+
+def _warn_of_a_function_of_ones_own() -> None:
+    for module in (rpn, roi_heads):
+        if not is_same(module.subsample_labels, SUBSAMPLE_LABELS):
+            logger.warning(
+                f"{module.__name__}.subsample_labels has been replaced by a function of yours, "
+                "whose place the sampler takes"
+            )
 
 
 def _warn_of_the_unserved(model: nn.Module) -> None:

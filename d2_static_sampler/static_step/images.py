@@ -72,8 +72,8 @@ def batch_size(
 def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return to_device(value, device)
-    if not isinstance(value, Instances):
-        return value
+    if type(value) is not Instances:
+        return value.to(device) if hasattr(value, "to") else value
     fields = {name: _move_field(field, device) for name, field in value.get_fields().items()}
     return Instances(value.image_size, **fields)
 
