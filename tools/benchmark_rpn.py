@@ -32,6 +32,8 @@ from versions import versions
 
 from d2_static_sampler import install_sampler
 from d2_static_sampler.engine.peak_memory import peak_bytes
+from d2_static_sampler.modeling import has_static_step
+from d2_static_sampler.modeling.static_rpn import AnchorPredictions
 
 STRIDES = {"p2": 4, "p3": 8, "p4": 16, "p5": 32, "p6": 64}
 STOCK = "Detectron2"
@@ -66,8 +68,15 @@ class Inputs:
     def run(self, rpn: nn.Module) -> dict[str, Tensor]:
         """Label, sample, and the losses."""
         with EventStorage():
+            if has_static_step(rpn):
+                return rpn.static_losses(self._predictions(), self.truth)
             labels, boxes = rpn.label_and_sample_anchors(self.anchors, self.truth)
             return rpn.losses(self.anchors, self.logits, labels, self.deltas, boxes)
+
+    def _predictions(self) -> AnchorPredictions:
+        boxes = Boxes.cat(self.anchors).tensor
+        logits, deltas = torch.cat(self.logits, dim=1), torch.cat(self.deltas, dim=1)
+        return AnchorPredictions(boxes, self.logits, logits, deltas)
 
 
 def measure(images: int, threads: int, args: argparse.Namespace) -> list[dict[str, Any]]:

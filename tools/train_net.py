@@ -31,7 +31,7 @@ from torch import nn
 
 from d2_static_sampler import SamplerHook, add_sampler_config, install_sampler
 from d2_static_sampler.data import Needs, ensure_shapes, register_coco_files
-from d2_static_sampler.engine import amp_trainer, check_run, draw_detections, launch
+from d2_static_sampler.engine import amp_trainer, check_complete, check_run, draw_detections, launch
 from d2_static_sampler.engine.step_timer import replaced
 
 EVALUATOR_TYPES = ("coco", "lvis", "pascal_voc")
@@ -88,6 +88,7 @@ def build_config(args: argparse.Namespace) -> CfgNode:
     cfg.merge_from_list(args.opts)
     if "MODEL.DEVICE" not in args.opts and not torch.cuda.is_available():
         cfg.MODEL.DEVICE = "cpu"
+    check_complete(cfg)
     use_own_files(cfg, args)
     if any(name.startswith("shapes_") for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
         ensure_shapes()

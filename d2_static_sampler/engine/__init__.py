@@ -1,7 +1,7 @@
 """What a training run adds to Detectron2's: checks, step times, sampler state, CPU processes."""
 
 from .amp import CpuAMPTrainer, amp_trainer
-from .checks import check_run
+from .checks import check_complete, check_run
 from .deferred_losses import DeferredLosses
 from .hooks import SamplerHook
 from .launch import launch
@@ -16,6 +16,7 @@ __all__ = [
     "StepLog",
     "StepTimer",
     "amp_trainer",
+    "check_complete",
     "check_run",
     "draw_detections",
     "launch",

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from detectron2.config import CfgNode
+from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.modeling import (
     BACKBONE_REGISTRY,
@@ -38,6 +38,7 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
         can_evaluate: the kinds of data set, by evaluator_type, that the caller can evaluate.
     """
     check_sampler_config(cfg)
+    check_complete(cfg)
     _check_processes(args)
     _check_device(cfg)
     _check_names(cfg)
@@ -61,6 +62,17 @@ def check_run(cfg: CfgNode, args: argparse.Namespace, *, can_evaluate: Collectio
 def _check(key: str, value: Any, is_right: bool, choices: str) -> None:
     if not is_right:
         raise ValueError(f"{key} is {value!r}; {choices}")
+
+
+def check_complete(cfg: CfgNode, defaults: CfgNode | None = None, path: str = "") -> None:
+    """Raise ValueError for a value of None, which a config takes in the place of any other."""
+    for key, default in (get_cfg() if defaults is None else defaults).items():
+        value = cfg.get(key)
+        if isinstance(default, CfgNode) and isinstance(value, CfgNode):
+            check_complete(value, default, f"{path}{key}.")
+        elif value is None and default is not None:
+            kind = "a mapping" if isinstance(default, CfgNode) else f"a value such as {default!r}"
+            raise ValueError(f"{path}{key} is None; it must be {kind}")
 
 
 def _check_processes(args: argparse.Namespace) -> None:

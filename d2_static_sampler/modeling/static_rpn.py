@@ -96,10 +96,7 @@ class StaticRPN(BatchAnchorSampler):
     ) -> tuple[PaddedProposals, dict[str, Tensor]]:
         """What :meth:`forward` does in training, with proposals that keep their padding."""
         predictions = self._predict([features[f] for f in self.in_features])
-        truth, count = batch_boxes([image.gt_boxes.tensor for image in gt_instances])
-        limits = image_limits([image.image_size for image in gt_instances], truth.device)
-        batch = AnchorBatch(truth, count, predictions.boxes, limits)
-        losses = self._losses(batch, predictions)
+        losses = self.static_losses(predictions, gt_instances)
         with torch.no_grad():
             return self.propose(predictions, images.image_sizes), losses
 
@@ -111,8 +108,13 @@ class StaticRPN(BatchAnchorSampler):
         shifts = [level.permute(0, 2, 3, 1).reshape(len(level), -1, 4) for level in deltas]
         return AnchorPredictions(boxes, scores, torch.cat(scores, 1), torch.cat(shifts, 1))
 
-    def _losses(self, batch: AnchorBatch, predictions: AnchorPredictions) -> dict[str, Tensor]:
-        """Detectron2's losses of the picked anchors."""
+    def static_losses(
+        self, predictions: AnchorPredictions, gt_instances: list[Instances]
+    ) -> dict[str, Tensor]:
+        """Detectron2's losses of the anchors that are picked, after labelling them."""
+        truth, count = batch_boxes([image.gt_boxes.tensor for image in gt_instances])
+        limits = image_limits([image.image_size for image in gt_instances], truth.device)
+        batch = AnchorBatch(truth, count, predictions.boxes, limits)
         logits, deltas = predictions.logits, predictions.deltas
         if part_of(self).graphs is not None:
             sums, is_matched = self.label_sample_and_lose(batch, logits, deltas)

@@ -42,6 +42,12 @@ from tests.tools.train_net_helpers import CONFIG, ROOT
         (["--num-gpus", "2", "SOLVER.IMS_PER_BATCH", "3"], r"IMS_PER_BATCH is 3.*2 processes"),
         (["--train-files", "missing.json", "."], r"missing\.json"),
         (["SOLVER.MAX_ITER", "0"], r"MAX_ITER is 0"),
+        (
+            ["SOLVER.MAX_ITER", "None"],
+            r"SOLVER\.MAX_ITER is None; it must be a value such as 40000",
+        ),
+        (["DATASETS.TRAIN", "None"], r"DATASETS\.TRAIN is None"),
+        (["MODEL.SAMPLER.SEED", "None"], r"MODEL\.SAMPLER\.SEED is None"),
         (["MODEL.DEVICE", "tpu"], r"MODEL\.DEVICE is 'tpu'; cpu"),
         (["MODEL.ROI_HEADS.NAME", "Nope"], r"ROI_HEADS\.NAME is 'Nope'; .*StandardROIHeads"),
         (["MODEL.META_ARCHITECTURE", "Nope"], r"'Nope'; .*GeneralizedRCNN"),
