@@ -11,16 +11,11 @@ from detectron2.structures import Boxes, RotatedBoxes, pairwise_iou
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from d2_static_sampler.modeling.roi_heads import BatchRotatedProposalSampler
-
 
 def replace_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the sampling of rotated heads needs."""
     for module in (stock_rrpn, stock_rotated):
         monkeypatch.setattr(module, "pairwise_iou_rotated", upright_overlaps)
-    monkeypatch.setattr(
-        BatchRotatedProposalSampler, "_pairwise_iou", staticmethod(upright_overlaps)
-    )
 
 
 def replace_operators(monkeypatch: pytest.MonkeyPatch) -> None:

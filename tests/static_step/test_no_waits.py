@@ -126,7 +126,7 @@ def test_other_models(name):
 
 
 def test_a_planted_item_is_caught(fixture_model, monkeypatch):
-    _, model = fixture_model
+    name, model = fixture_model
 
     def clip(boxes, limits):
         assert boxes.max().item() > 0
@@ -134,7 +134,7 @@ def test_a_planted_item_is_caught(fixture_model, monkeypatch):
 
     monkeypatch.setattr("d2_static_sampler.modeling.static_rpn.clip_boxes", clip)
     with EventStorage(), CountNames() as count:
-        model(batch_of("faster", 1))
+        model(batch_of(name, 1))
     assert [op.file for op in count.data_dependent] == [__file__]
 
 
