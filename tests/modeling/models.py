@@ -102,7 +102,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     ),
     "fewer candidates than slots": (
         (3, 2, 4),
-        ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 5000, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 800),
+        ("MODEL.RPN.BATCH_SIZE_PER_IMAGE", 5000, "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", 100),
     ),
     "more of both than slots": (
         (5, 9, 7),

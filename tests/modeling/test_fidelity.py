@@ -39,6 +39,7 @@ C4 = (
     "MODEL.RESNETS.DEPTH", 50,
     "MODEL.RESNETS.RES2_OUT_CHANNELS", 32,
     "MODEL.RESNETS.STEM_OUT_CHANNELS", 16,
+    "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
 )  # fmt: skip
 MODELS = {"rpn": (RPN_ONLY, ""), "faster": (FASTER, ""), "mask": (MASK, "polygon"), "c4": (C4, "")}
 
