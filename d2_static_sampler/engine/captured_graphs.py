@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor.compile_fx import compile_fx
 
 from ..static_step import graphs as static_graphs
 from .step_phases import StepPhases, count_ops_by_phase
@@ -38,13 +37,13 @@ class CapturedGraphs:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Look at every graph that is captured until the context ends."""
-        lookup_backend = torch._dynamo.lookup_backend
+        lookup_backend, of_inductor = torch._dynamo.lookup_backend, static_graphs.compile_fx
 
         def lookup(name: str) -> Callable[..., Any]:
             return functools.partial(self._compile, lookup_backend(name))
 
         def inductor(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
-            return self._compile(functools.partial(compile_fx, **options), graph, inputs)
+            return self._compile(functools.partial(of_inductor, **options), graph, inputs)
 
         before = _graph_breaks()
         with (

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.compile_fx import compile_fx
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 logger = logging.getLogger(__name__)
@@ -105,6 +104,13 @@ class Graphs:
     @property
     def _name(self) -> str:
         return getattr(self._function, "__name__", "a function")
+
+
+def compile_fx(graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
+    """Inductor's, which takes seconds to import: when the first graph is compiled."""
+    from torch._inductor.compile_fx import compile_fx as of_inductor
+
+    return of_inductor(graph, inputs, **options)
 
 
 def _bind(function: Compiled, constants: Any) -> Compiled:
