@@ -86,7 +86,7 @@ class Case(NamedTuple):
         """The inputs; equal for equal cases."""
         random = Random(self.seed)
         batch = self.tiny.batch(self.num_gt, seed=self.seed)
-        for name in self.changes:
+        for name in sorted(self.changes, key=list(CHANGES).index):
             CHANGES[name](batch, random)
         return batch
 
@@ -191,8 +191,12 @@ def tiny_images(batch: Any, random: Random) -> None:
 
 
 INF, NAN = math.inf, math.nan
+# In the order in which they are made.
 CHANGES: dict[str, Any] = {
     "cut": cut,
+    "tiny images": tiny_images,
+    "class of background": class_of_background,
+    "class -1": ignored_class,
     "no masks in an image": _without("gt_masks", False),
     "no masks": _without("gt_masks", True),
     "no classes in an image": _without("gt_classes", False),
@@ -203,11 +207,8 @@ CHANGES: dict[str, Any] = {
     "no area": _with_box((20.0, 20, 20, 40)),
     "outside": _with_box((-20.0, -10, 90, 40)),
     "whole image": _with_box((0.0, 0, 64, 64)),
-    "class of background": class_of_background,
-    "class -1": ignored_class,
     "boxes of one's own": own_boxes,
     "a field of one's own": own_field,
     "equal boxes": all_equal,
     "bytes": as_bytes,
-    "tiny images": tiny_images,
 }

@@ -1,7 +1,7 @@
 """Random models: Detectron2, the sampler and the static step do the same with the same picks.
 
 ``--fuzz 1000`` builds a thousand of them; ``--fuzz-from`` is the first seed. The number of each
-outcome is printed at the end.
+outcome is printed at the end; in several processes ``--junitxml`` has it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def difference(got: Any, expected: Any) -> str | None:
     if isinstance(expected, Exception) or isinstance(got, Exception):
         told = [repr(x)[:200] if isinstance(x, Exception) else "a step" for x in (got, expected)]
         return None if type(got) is type(expected) else " for ".join(told)
-    for part, of_stock, bound in zip(got[:2], expected[:2], (1e-5, 1e-3), strict=True):
+    trains_on = all(loss.isfinite() for loss in expected[0].values())
+    # Behind a loss that is not finite Detectron2 stops, whatever the gradients are.
+    for part, of_stock, bound in zip(got[: 1 + trains_on], expected, (1e-5, 1e-3), strict=False):
         if part.keys() != of_stock.keys():
             return f"{sorted(part.keys() ^ of_stock.keys())}"
         # What is nothing but rounding is measured by the largest.
@@ -132,5 +134,7 @@ def _tell_outcomes(request):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of a mean of nothing
-def test_random_models(seed, monkeypatch, warnings_of_detectron2):
-    OUTCOMES[compare(random_case(seed), monkeypatch, warnings_of_detectron2)] += 1
+def test_random_models(seed, monkeypatch, warnings_of_detectron2, record_property):
+    outcome = compare(random_case(seed), monkeypatch, warnings_of_detectron2)
+    record_property("outcome", outcome)
+    OUTCOMES[outcome] += 1
