@@ -45,7 +45,7 @@ def mask_targets(regions: PaddedRegions, side: int) -> Tensor:
     boxes: one copy a batch.
     """
     fg = regions.fg
-    # Without a box there is nothing to mask; elsewhere Instances says what is missing.
+    _expect("gt_masks", regions)
     masks = [image.gt_masks if len(image) else None for image in regions.targets]
     if any(isinstance(of_image, PolygonMasks) for of_image in masks):
         return _draw_polygons(masks, fg, side)
@@ -83,6 +83,14 @@ class _Keypoints(Deferred):
             storage.put_scalar("kpts_num_skipped_batches", skipped, smoothing_hint=False)
 
 
+def _expect(field: str, regions: PaddedRegions) -> None:
+    """Refuse images that have boxes, but not the field, as Detectron2 does: after its checks."""
+    without = [image for image in regions.targets if len(image) and not image.has(field)]
+    if without:
+        deferred_metrics().flush_own()
+        getattr(without[0], field)  # says what is missing
+
+
 def _bits(masks: BitMasks | None, device: torch.device) -> Tensor:
     if masks is None:
         return torch.zeros((0, 1, 1), dtype=torch.bool, device=device)
@@ -103,6 +111,7 @@ def _draw_polygons(masks: list[PolygonMasks | None], fg: Regions, side: int) -> 
 
 def _matched_keypoints(regions: PaddedRegions, num_keypoints: int) -> Tensor:
     """(B * Q, J, 3)."""
+    _expect("gt_keypoints", regions)
     truth = regions.truth.boxes
     keypoints = truth.new_zeros((*truth.shape[:2], num_keypoints, 3))
     for i, image in enumerate(regions.targets):

@@ -229,3 +229,16 @@ def test_a_hook_that_is_taken_away_gives_the_step_back(warnings_of_detectron2):
         assert_equals_stock(train_once(static, batch), expected)
     assert len(seen) == calls
     assert len(warnings_of_detectron2) == 1
+
+
+@pytest.mark.parametrize("name", ["mask_bitmaps", "keypoint"])
+def test_of_two_faults_the_first_is_refused(name):
+    """An infinite box comes before what the heads' truth lacks, though its check is deferred."""
+    tiny = MODELS[name]()
+    for model in pair(tiny):
+        batch = tiny.batch((3, 0, 9))
+        truth = batch[0]["instances"]
+        truth.gt_boxes.tensor[0] = torch.tensor([20.0, 20, torch.inf, 40])
+        truth.remove("gt_masks" if truth.has("gt_masks") else "gt_keypoints")
+        with pytest.raises(AssertionError), EventStorage():
+            model(batch)
