@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import detectron2
 import pytest
 import torch
 from torch._inductor import config as inductor_config
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from d2_static_sampler.engine import clock
 from tests.helpers import SimulatedTime
@@ -28,11 +30,24 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 def _give_back() -> Iterator[None]:
     """What a file's tests built and compiled ends with it: its graphs keep their models alive."""
     yield
+    _end_data_workers()
     if "torch._inductor.compile_fx" in sys.modules:  # something was compiled
         torch._dynamo.reset()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc's alone
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _end_data_workers() -> None:
+    """End what reads data for trainings that are over.
+
+    When one is collected with its trainer, five seconds pass for each: the queues that tell it to
+    end may go before it.
+    """
+    if multiprocessing.active_children():
+        for each in gc.get_objects():
+            if isinstance(each, _MultiProcessingDataLoaderIter):
+                each._shutdown_workers()
 
 
 @pytest.fixture(autouse=True)

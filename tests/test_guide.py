@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from d2_static_sampler.data import ShapesSpec, ensure_shapes
+from tests.processes import run_script
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "integration.md"
@@ -45,13 +43,8 @@ def folder(tmp_path_factory):
 def test_the_guide_runs(folder):
     script = folder / "guide.py"
     script.write_text(python_of(GUIDE.read_text()))
-    environment = os.environ | {
-        "DETECTRON2_DATASETS": str(folder / "datasets"),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    environment = {"DETECTRON2_DATASETS": str(folder / "datasets")}
+    done = run_script([str(script)], folder, environment=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "static: median of" in done.stdout
     assert "LargeROIHeads static" in done.stdout

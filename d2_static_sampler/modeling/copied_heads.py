@@ -40,7 +40,9 @@ class CopiedHead(SampledHead):
 
 def is_copied_head(module: nn.Module) -> bool:
     """Whether a method of the module calls Detectron2's function."""
-    return bool(sampling_methods(own_class(module)))
+    cls = own_class(module)
+    # Layers are the most of a model, and none of them samples.
+    return not cls.__module__.startswith("torch.nn.") and bool(sampling_methods(cls))
 
 
 def samples_by_itself(module: nn.Module) -> bool:
@@ -60,9 +62,14 @@ def sampling_methods(cls: Any) -> dict[str, Callable[..., Any]]:
 
 def _names_of_function(method: types.FunctionType) -> Iterator[str]:
     """The global names by which a method finds Detectron2's function."""
-    for name in global_names(method.__code__):
+    for name in _global_names(method.__code__):
         if method.__globals__.get(name) is SUBSAMPLE_LABELS:
             yield name
+
+
+@functools.cache
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(global_names(code))
 
 
 def _served(method: Callable[..., Any]) -> Callable[..., Any]:

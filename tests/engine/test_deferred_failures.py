@@ -21,6 +21,7 @@ from tests.engine.deferred_trainings import (
     make_trainer,
     train,
 )
+from tests.processes import forked_groups
 
 
 @pytest.mark.parametrize("failure", ["nan", "check", "raise"])
@@ -105,7 +106,8 @@ def train_in_two_processes(rank: int, folder: str) -> None:
 
 
 def test_two_processes(tmp_path):
-    multiprocessing.spawn(train_in_two_processes, (str(tmp_path),), nprocs=2)
+    with forked_groups():
+        multiprocessing.spawn(train_in_two_processes, (str(tmp_path),), nprocs=2)
     results = [torch.load(tmp_path / f"rank{rank}", weights_only=False) for rank in range(2)]
     for ours, stock, _, _ in results:
         assert ours == stock

@@ -17,6 +17,7 @@ from torch.multiprocessing import ProcessRaisedException
 from d2_static_sampler import SamplerHook, install_sampler
 from d2_static_sampler.engine import launch, read_steps, summarize_steps
 from tests.helpers import make_batch, small_config, small_model
+from tests.processes import forked_groups
 
 IMPLS = ("naive", "static", "compiled")
 ITERATIONS = 7
@@ -94,7 +95,8 @@ def mark_backwards(trainer: Trainer, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    launch(train_each, 2, dist_url="auto", args=(str(folder),), timeout=TIMEOUT)
+    with forked_groups():
+        launch(train_each, 2, dist_url="auto", args=(str(folder),), timeout=TIMEOUT)
     return folder
 
 
@@ -161,7 +163,7 @@ def fail_in(folder: str, rank: int) -> None:
 
 @pytest.mark.parametrize(("rank", "alone"), [(0, [2]), (1, [2, 3])])
 def test_after_an_error_nobody_waits(tmp_path, rank, alone):
-    with pytest.raises(ProcessRaisedException):
+    with pytest.raises(ProcessRaisedException), forked_groups():
         launch(fail_in, 2, dist_url="auto", args=(str(tmp_path), rank), timeout=TIMEOUT)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < TIMEOUT.total_seconds()
     rows = read_steps(tmp_path / "step_times.jsonl")

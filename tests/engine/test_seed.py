@@ -16,6 +16,7 @@ from d2_static_sampler import SamplerHook, install_sampler
 from d2_static_sampler.engine.launch import launch
 from d2_static_sampler.modeling import installed_samplers
 from tests.helpers import small_config, small_model
+from tests.processes import forked_groups
 
 LABELS = torch.tensor([-1, 0, 0, 1] * 500, dtype=torch.int8).expand(2, -1)
 
@@ -71,7 +72,8 @@ def picks_of_a_run(folder: str, seed: int) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
-    launch(every_selection, 2, dist_url="auto", args=(str(folder),))
+    with forked_groups():
+        launch(every_selection, 2, dist_url="auto", args=(str(folder),))
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from d2_static_sampler import build_label_sampler
 from d2_static_sampler.samplers import compiled as compiled_module
+from tests.processes import run_script
 
 ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 
@@ -111,18 +111,23 @@ assert sample.num_pos.tolist() == [16, 16] and sampler.is_eager
 BROKEN = {
     "no compiler": {"PATH": "{tmp}", "TORCHINDUCTOR_CACHE_DIR": "{tmp}/cache"},
     "no cache": {"TORCHINDUCTOR_CACHE_DIR": "/proc/nothing"},
+    # Read when torch is imported: not in a process that is forked.
     "no dynamo": {"TORCHDYNAMO_DISABLE": "1"},
     "no compile": {"TORCH_COMPILE_DISABLE": "1"},
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_where_it_cannot_compile_it_warns_once_and_stays_static(broken, tmp_path):
-    environment = {key: value for key, value in os.environ.items() if key != "CXX"}
-    environment |= {key: value.format(tmp=tmp_path) for key, value in BROKEN[broken].items()}
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
-    )
+def test_where_it_cannot_compile_it_warns_once_and_stays_static(broken, tmp_path, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    for key, value in BROKEN[broken].items():
+        monkeypatch.setenv(key, value.format(tmp=tmp_path))
+    (script := tmp_path / "script.py").write_text(SCRIPT)
+    if "DISABLE" in next(iter(BROKEN[broken])):
+        command = [sys.executable, str(script)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    else:
+        run = run_script([str(script)], tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("runs as 'static' from here on") == 1
     assert "C++ compiler" in run.stderr

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import Completed, run_script
+
 SCRIPT = Path(__file__).parents[2] / "tools" / "benchmark_sampler.py"
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run(folder: Path, *args: str) -> Completed:
+    return run_script([str(SCRIPT), *args], folder)
 
 
 def test_a_row_an_implementation_and_shape(tmp_path):
     path = tmp_path / "new" / "rows.csv"
-    done = run("--work", "forms", "--threads", "1", "--rounds", "2", "--csv", str(path))
+    done = run(tmp_path, "--work", "forms", "--threads", "1", "--rounds", "2", "--csv", str(path))
     assert done.returncode == 0, done.stderr
     with path.open() as file:
         rows = list(csv.DictReader(file))
@@ -41,7 +41,8 @@ def test_a_row_an_implementation_and_shape(tmp_path):
 def test_every_peer_does_the_same_work(tmp_path):
     """Or its row says how it differs."""
     path = tmp_path / "rows.csv"
-    done = run("--work", "small", "--shape", "2", "300", "300", "--rounds", "2", "--threads", "1",
+    shape = ["--shape", "2", "300", "300"]
+    done = run(tmp_path, "--work", "small", *shape, "--rounds", "2", "--threads", "1",
                "--csv", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     with path.open() as file:

@@ -12,10 +12,11 @@ import torch
 from detectron2.data import detection_utils
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY, build_label_sampler
+from tests.helpers import NARROW
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 PARTS = ("rpn_label", "rpn_sample", "roi_label", "roi_sample")
-TINY = ["SOLVER.CLIP_GRADIENTS.ENABLED", "False", "SOLVER.BASE_LR", "1e-3"]
+TINY = [*NARROW, "SOLVER.CLIP_GRADIENTS.ENABLED", "False", "SOLVER.BASE_LR", "1e-3"]
 TINY += ["MODEL.RPN.PRE_NMS_TOPK_TRAIN", "50", "MODEL.ROI_BOX_HEAD.FC_DIM", "16"]
 BRIEF = ["--synthetic", "64", "64", "--images", "1", "--steps", "3", "--warmup", "1"]
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import benchmark_runs
 import benchmark_train
 import pytest
@@ -12,6 +9,7 @@ import torch
 from detectron2.structures import BitMasks, PolygonMasks, RotatedBoxes
 
 from tests.helpers import NUM_CLASSES, small_config
+from tests.processes import run_script
 from tests.tools.train_net_helpers import CONFIG, ROOT
 
 
@@ -89,11 +87,9 @@ def test_wrong_arguments_stop_at_once(data_folder, monkeypatch, capsys, argument
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none():
-    command = [sys.executable, str(ROOT / "tools" / "benchmark_train.py"), "--device", "cuda"]
-    done = subprocess.run(
-        [*command, "--config-file", CONFIG], capture_output=True, text=True, check=False
-    )
+def test_cuda_where_there_is_none(tmp_path):
+    command = [str(ROOT / "tools" / "benchmark_train.py"), "--device", "cuda"]
+    done = run_script([*command, "--config-file", CONFIG], tmp_path)
     assert done.returncode == 2
     assert "--device is 'cuda': this torch finds no CUDA device" in done.stderr
     assert "Traceback" not in done.stderr

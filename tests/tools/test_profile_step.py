@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY
 from d2_static_sampler.engine.step_phases import PHASES, count_waits
 from d2_static_sampler.samplers import StaticSampler
+from tests.processes import run_script
 
 from ..helpers import CONFIGS
 
@@ -52,19 +51,17 @@ def read_rows(folder):
     return {(row["impl"], row["images"]): row for row in rows}
 
 
-def test_the_known_counts_of_detectron2(tmp_path, capsys):
-    profile_step.main(["--impl", "naive", "--images", "1", "2", "--output", str(tmp_path)])
-    rows = read_rows(tmp_path)
+def test_the_known_counts_of_detectron2(profiled):
+    folder, rows = profiled
     assert rows["naive", 1]["data_dependent"] == {
         "total": 52,
         "by_phase": {"match": 11, "sample": 4, "loss": 9, "pooler": 5, "nms": 15, "logging": 6,
                      "other": 2},
     }  # fmt: skip
     assert rows["naive", 2]["data_dependent"]["total"] == 83
-    printed = capsys.readouterr().out
-    assert printed.startswith((tmp_path / "profile.txt").read_text())
-    assert "config default, overrides none, size 256x256, threads " in printed
-    assert "detectron2/modeling/poolers.py:" in printed
+    text = (folder / "profile.txt").read_text()
+    assert f"config default, overrides {' '.join(SMALL[3:])}, size 128x128, threads " in text
+    assert "detectron2/modeling/poolers.py:" in text
 
 
 def test_parts_add_up(profiled):
@@ -216,12 +213,13 @@ def test_running_out_of_memory_is_one_line(tmp_path, monkeypatch, capsys):
 def test_as_a_command(tmp_path):
     config = str(CONFIGS / "quick" / "Base-RCNN-R_18-FPN-shapes.yaml")
     options = ["--config-file", config, "--impl", "static", "--images", "1", "--size", "64", "96"]
-    command = [sys.executable, str(TOOLS / "profile_step.py"), *options, "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [str(TOOLS / "profile_step.py"), *options, "--output", str(tmp_path)]
+    done = run_script(command, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "static, 1 images" in done.stderr  # the progress
     assert f"in {tmp_path}" in done.stdout
-    wrong = subprocess.run([*command, "--images", "0"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith((tmp_path / "profile.txt").read_text())
+    wrong = run_script([*command, "--images", "0"], tmp_path)
     assert wrong.returncode == 2
     assert "error: --images is 0; at least 1" in wrong.stderr
     assert "Traceback" not in wrong.stderr

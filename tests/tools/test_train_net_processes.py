@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from d2_static_sampler.engine import read_steps
+from tests.processes import run_script
 from tests.tools.train_net_helpers import CONFIG, SMALL, TOOL
 
+# As users start them: what such processes import takes most of the time of a test.
 STARTERS = {
     "launch": [sys.executable, str(TOOL), "--num-gpus", "2", "--dist-url", "auto"],
     "torchrun": [
@@ -46,6 +48,20 @@ def start(data_folder, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def run_forked(data_folder, tmp_path):
+    """A function that runs the tool, in two processes that need not import everything anew."""
+
+    def run(*opts, folder=tmp_path):
+        command = [str(TOOL), "--num-gpus", "2", "--dist-url", "auto", "--config-file", CONFIG]
+        command += [*SMALL, *opts, "OUTPUT_DIR", str(folder)]
+        environment = {"DETECTRON2_DATASETS": str(data_folder)}
+        done = run_script(command, folder, environment=environment, forks=True)
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
 def workers(process):
@@ -79,11 +95,15 @@ def test_a_killed_process_ends_the_run(start, tmp_path, starter, victim):
     assert iterations == list(range(len(iterations)))
 
 
-@pytest.mark.parametrize("starter", STARTERS)
-def test_two_processes(start, tmp_path, starter):
+@pytest.mark.parametrize("starter", ["launch, forked", "torchrun"])
+def test_two_processes(start, run_forked, tmp_path, starter):
     opts = ("SOLVER.MAX_ITER", "3", "SOLVER.CHECKPOINT_PERIOD", "2")
-    process = start(starter, *opts, "DATASETS.TEST", "('shapes_val',)")
-    assert process.wait() == 0, (tmp_path / "console").read_text()
+    opts += ("DATASETS.TEST", "('shapes_val',)")
+    if starter == "torchrun":
+        process = start(starter, *opts)
+        assert process.wait() == 0, (tmp_path / "console").read_text()
+    else:
+        run_forked(*opts)
     rows = read_steps(tmp_path / "step_times.jsonl")
     assert [(row["iteration"], row["images"]) for row in rows] == [(0, 1), (1, 1), (2, 1)]
     # Before a checkpoint and in the last iteration the processes have met.
@@ -92,7 +112,7 @@ def test_two_processes(start, tmp_path, starter):
     assert (tmp_path / "detections.png").exists()
 
 
-def test_two_processes_with_the_static_step(start, tmp_path):
+def test_two_processes_with_the_static_step(run_forked, tmp_path):
     """Losses are averaged over the processes, at their own iterations."""
     lines = {}
     for step in ("False", "True"):
@@ -100,8 +120,7 @@ def test_two_processes_with_the_static_step(start, tmp_path):
         # Equal weights all along: of other ones the order of two proposals may differ.
         opts = ("SOLVER.MAX_ITER", "3", "SEED", "7", "MODEL.SAMPLER.SEED", "3")
         opts += ("SOLVER.BASE_LR", "0.0")
-        process = start("launch", *opts, "MODEL.SAMPLER.STATIC_STEP", step, folder=folder)
-        assert process.wait() == 0, (folder / "console").read_text()
+        run_forked(*opts, "MODEL.SAMPLER.STATIC_STEP", step, folder=folder)
         lines[step] = json.loads((folder / "metrics.json").read_text())
         rows = read_steps(folder / "step_times.jsonl")
         assert {row["impl"] for row in rows} == {"static+step" if step == "True" else "static"}

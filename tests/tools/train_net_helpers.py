@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.helpers import NARROW
+
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"
 CONFIG = str(ROOT / "configs" / "quick" / "faster_rcnn_R_18_FPN_shapes.yaml")
@@ -14,4 +16,5 @@ SMALL = [
     "INPUT.MIN_SIZE_TEST", "64",
     "DATASETS.TEST", "()",
     "MODEL.DEVICE", "cpu",
+    *NARROW,
 ]  # fmt: skip
