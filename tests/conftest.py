@@ -1,28 +1,29 @@
-"""Shared by all tests: one CPU thread and a fixed seed, so that results repeat bit for bit."""
+"""Shared by all tests: one CPU thread and a fixed seed, so that results repeat bit for bit.
+
+What takes long to import is imported by whoever needs it: the process that hands out the tests
+needs nothing of it, and the others wait for that process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import logging
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import detectron2
 import pytest
-import torch
-from torch._inductor import config as inductor_config
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from d2_static_sampler.engine import clock
-from tests.helpers import SimulatedTime
+if TYPE_CHECKING:
+    from tests.helpers import SimulatedTime
 
 # Here and in what tests start: a pool of compiling processes beside each worker of xdist has memory
 # of its own, and the cores are taken.
-inductor_config.compile_threads = 1
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
@@ -30,9 +31,8 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 def _give_back() -> Iterator[None]:
     """What a file's tests built and compiled ends with it: its graphs keep their models alive."""
     yield
-    _end_data_workers()
     if "torch._inductor.compile_fx" in sys.modules:  # something was compiled
-        torch._dynamo.reset()
+        sys.modules["torch"]._dynamo.reset()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # glibc's alone
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -45,6 +45,8 @@ def _end_data_workers() -> None:
     end may go before it.
     """
     if multiprocessing.active_children():
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
         for each in gc.get_objects():
             if isinstance(each, _MultiProcessingDataLoaderIter):
                 each._shutdown_workers()
@@ -52,11 +54,14 @@ def _end_data_workers() -> None:
 
 @pytest.fixture(autouse=True)
 def _repeatable() -> Iterator[None]:
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+    _end_data_workers()
 
 
 @pytest.fixture
@@ -87,10 +92,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedTime:
     """The clock of the steps; what a busy machine takes for them is not in it."""
+    from d2_static_sampler.engine import clock
+    from tests.helpers import SimulatedTime
+
     simulated = SimulatedTime()
     monkeypatch.setattr(clock, "time", simulated)
     return simulated
 
 
 def pytest_report_header() -> str:
-    return f"detectron2: {detectron2.__version__} in {os.path.dirname(detectron2.__file__)}"
+    spec = importlib.util.find_spec("detectron2")
+    return f"detectron2: {spec and spec.origin}"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from d2_static_sampler import LabelSample, add_sampler_config, build_label_sampler
 from d2_static_sampler.samplers import LabelSampler
+from tests.short_backbones import short
 
 # Every way in which labels of a CPU are sampled: an IMPL and its options.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,8 +52,10 @@ def small_config(*opts: Any, name: str = "", narrow: bool = True) -> CfgNode:
     cfg = get_cfg()
     add_sampler_config(cfg)
     cfg.merge_from_file(str(CONFIGS / (name or "quick/Base-RCNN-R_18-FPN-shapes.yaml")))
-    smaller = NARROW if narrow and not name else ()
-    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", "", *smaller, *opts])
+    if narrow and not name:
+        cfg.merge_from_list(list(NARROW))
+        cfg.MODEL.BACKBONE.NAME = short(cfg.MODEL.BACKBONE.NAME)
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", "", *opts])
     return cfg
 
 

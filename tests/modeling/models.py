@@ -24,6 +24,7 @@ from d2_static_sampler import add_sampler_config
 from tests.helpers import NUM_CLASSES, make_batch
 from tests.modeling.inputs import EXTRAS, NUM_KEYPOINTS
 from tests.modeling.own_classes import OwnROIHeads, OwnRPN
+from tests.short_backbones import short
 
 RPN_SLOTS, ROI_SLOTS = 32, 16
 HAS_POINT_REND = importlib.util.find_spec("detectron2.projects.point_rend") is not None
@@ -238,4 +239,5 @@ def _config(name: str, *opts: Any, add: Callable[[CfgNode], None] | None = None)
         add(cfg)
     cfg.merge_from_file(zoo_config(name))
     cfg.merge_from_list([*TINY, *opts])
+    cfg.MODEL.BACKBONE.NAME = short(cfg.MODEL.BACKBONE.NAME)
     return cfg

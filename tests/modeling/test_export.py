@@ -12,6 +12,8 @@ from d2_static_sampler.modeling import installed_samplers
 from tests.helpers import step
 from tests.modeling.models import MODELS
 
+pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+
 FPN = ("faster_fpn", (), "")
 # Without a mask head Detectron2's C4 heads cannot be scripted.
 C4 = ("faster_c4", ("MODEL.MASK_ON", True), "polygon")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from detectron2.utils.events import EventStorage
 from d2_static_sampler import install_sampler
 from d2_static_sampler.static_step.deferred import PERIOD, deferred_metrics
 from tests.modeling.models import MODELS
+from tests.processes import run_script
 
 INF, NAN = math.inf, math.nan
 BOX, RPN = "MODEL.ROI_BOX_HEAD.", "MODEL.RPN."
@@ -115,11 +113,10 @@ for number in range(2):
 """
 
 
-def test_roi_align_is_shown_no_box_that_is_not_finite():
+def test_roi_align_is_shown_no_box_that_is_not_finite(tmp_path):
     """On one level with a fixed number of samples it would read memory by them, and crash."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", "-c", CRASHES]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    (script := tmp_path / "crashes.py").write_text(CRASHES)
+    done = run_script([str(script)], tmp_path)
     expected = (0, "AssertionError\nFloatingPointError\n")
     assert (done.returncode, done.stdout) == expected, done.stderr[-500:]
 
