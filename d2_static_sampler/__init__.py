@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .config import add_sampler_config
     from .engine import SamplerHook
     from .modeling import install_sampler, installed_samplers, uninstall_sampler
+    from .modeling.deferred import flush_metrics
     from .samplers import (
         LABEL_SAMPLER_REGISTRY,
         LabelSample,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         sample_balanced,
         subsample_labels,
     )
-    from .static_step.deferred import flush_metrics
 
 __all__ = [
     "LABEL_SAMPLER_REGISTRY",
@@ -38,7 +38,7 @@ _HOME = {
     "SamplerHook": "engine",
     "add_sampler_config": "config",
     "build_label_sampler": "samplers",
-    "flush_metrics": "static_step.deferred",
+    "flush_metrics": "modeling.deferred",
     "install_sampler": "modeling",
     "installed_samplers": "modeling",
     "sample_balanced": "samplers",

@@ -9,7 +9,7 @@ from typing import Any
 from detectron2.config import CfgNode
 
 from .samplers import LABEL_SAMPLER_REGISTRY
-from .samplers.selection import SELECTIONS
+from .samplers.static import SELECTIONS
 
 LARGEST = 2**63 - 1  # of an int64
 

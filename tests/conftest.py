@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,7 +48,7 @@ def _end_data_workers() -> None:
         from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
         for each in gc.get_objects():
-            if isinstance(each, _MultiProcessingDataLoaderIter):
+            if type(each) is _MultiProcessingDataLoaderIter:
                 each._shutdown_workers()
 
 
@@ -62,6 +62,21 @@ def _repeatable() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     _end_data_workers()
+
+
+@pytest.fixture
+def eager_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are captured; they run as they are, where Inductor takes 15 s for each."""
+    import torch
+
+    found = []
+
+    def keep(graph: Any, inputs: Any, **_: Any) -> Any:
+        found.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: keep)
+    return found
 
 
 @pytest.fixture

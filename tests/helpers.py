@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,33 @@ from detectron2.structures import BitMasks, Boxes, Instances, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-from d2_static_sampler import LabelSample, add_sampler_config, build_label_sampler
-from d2_static_sampler.samplers import LabelSampler
+from d2_static_sampler import LabelSample, add_sampler_config
+from d2_static_sampler.modeling.slots import every_slot
+from d2_static_sampler.ops.matching import match_op
+from d2_static_sampler.ops.pooling import roi_align_level_backward, roi_align_levels
+from d2_static_sampler.ops.sampling import (
+    SampleRequest,
+    pick_ranks,
+    sample_by_rank,
+    sample_in_torch,
+)
+from d2_static_sampler.samplers import CompiledSampler, LabelSampler, NaiveSampler, StaticSampler
 from tests.short_backbones import short
 
-# Every way in which labels of a CPU are sampled: an IMPL and its options.
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "naive": ("naive", {}),
-    "static": ("static", {}),
-    "static in torch": ("static", {"use_numpy": False}),
-    "compiled": ("compiled", {"use_numpy": False}),
+
+class BodySampler(StaticSampler):
+    """The static sampler of a device without kernels of its own."""
+
+    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+        return LabelSample(*sample_in_torch(labels, words, *request))
+
+
+# Every way in which labels are sampled.
+WAYS: dict[str, Callable[[], LabelSampler]] = {
+    "naive": NaiveSampler,
+    "static": StaticSampler,
+    "static in torch": BodySampler,
+    "compiled": functools.partial(CompiledSampler, compiles_cpu=True),
 }
 STATIC_WAYS = ("static", "static in torch")
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -41,10 +60,22 @@ NARROW = (
 )  # fmt: skip
 
 
+KERNELS = (sample_by_rank, pick_ranks, match_op, roi_align_levels, roi_align_level_backward)
+
+
+@contextlib.contextmanager
+def on_another_device() -> Iterator[None]:
+    """In here a CPU has no kernels of its own, and computes every slot: as a GPU without Triton."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(every_slot())
+        for each in KERNELS:
+            stack.enter_context(each.set_kernel_enabled("cpu", enabled=False))
+        yield
+
+
 def sampler_by(way: str) -> LabelSampler:
     """A new sampler that samples in one of the ``WAYS``."""
-    impl, options = WAYS[way]
-    return build_label_sampler(impl, **options)
+    return WAYS[way]()
 
 
 def small_config(*opts: Any, name: str = "", narrow: bool = True) -> CfgNode:

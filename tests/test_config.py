@@ -245,7 +245,7 @@ def test_options_of_samplers():
     labels = torch.ones(4, dtype=torch.int64)
     asked = {"num_samples": 2, "positive_fraction": 0.5, "bg_label": 0}
     assert "select is None; choose one of" in line_of(ValueError, build, "static", select=None)
-    assert "not 'False'" in line_of(TypeError, build, "compiled", use_numpy="False")
+    assert "not 'False'" in line_of(TypeError, build, "compiled", compiles_cpu="False")
     assert "'selct'" in line_of(TypeError, build, "static", selct="rank")
     assert "impl is []; choose one of" in line_of(
         ValueError, sample_balanced, torch.rand(4, 2), labels, 2, impl=[]

@@ -17,9 +17,9 @@ from torch import Tensor
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from d2_static_sampler import build_label_sampler, sample_balanced
-from d2_static_sampler.samplers import LabelSampler, StaticSampler
-from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable
-from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
+from d2_static_sampler.ops import sampling, sampling_cpu
+from d2_static_sampler.ops.sampling import SampleRequest
+from d2_static_sampler.samplers import LabelSample, LabelSampler, StaticSampler
 
 LOOP = "Detectron2's loop"
 BALANCED_LOOP = "variable shapes, looped"
@@ -54,14 +54,14 @@ def peers(work: Work, selections: Sequence[str], device: str) -> dict[str, Peer]
             name: _ours(work, own) for name, own in _samplers_of_forms().items()
         }
     own = {
-        f"{impl} {select}": _sampler(impl, select, True)
+        f"{impl} {select}": _sampler(impl, select)
         for select in selections
         for impl in ("static", "compiled")
     }
     if device == "cpu" and "rank" in selections:
         # What other devices run.
-        for impl in ("static", "compiled"):
-            own[f"{impl} rank in torch"] = _sampler(impl, "rank", False)
+        own["static rank in torch"] = _Formed(_in_torch)
+        own["compiled rank in torch"] = _sampler("compiled", "rank", compiles_cpu=True)
     return {LOOP: _loop(work), "torchvision": _torchvision(work)} | {
         name: _ours(work, sampler) for name, sampler in own.items()
     }
@@ -115,36 +115,36 @@ def _ours(work: Work, sampler: LabelSampler) -> Peer:
 
 
 @functools.cache
-def _sampler(impl: str, select: str, use_numpy: bool) -> LabelSampler:
+def _sampler(impl: str, select: str, **options: bool) -> LabelSampler:
     """One for all works, so that what is compiled serves them all."""
-    return build_label_sampler(impl, select=select, use_numpy=use_numpy)
+    return build_label_sampler(impl, select=select, **options)
 
 
 class _Formed(StaticSampler):
-    """The static sampler with a form of its members that is fixed beforehand."""
+    """The static sampler by one of its operator's forms, which the operator would choose from."""
 
-    def __init__(self, form: type) -> None:
-        in_numpy = form in (HostTable, HostBlocks)
-        super().__init__("rank", use_numpy=in_numpy)
-        if in_numpy:
-            self.host_form = lambda *_: form  # type: ignore[method-assign]
-        else:
-            self.form = lambda *_: form  # type: ignore[method-assign]
+    def __init__(self, sample: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None:
+        super().__init__("rank")
+        self._by_form = sample
+
+    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
+        return LabelSample(*self._by_form(labels, words, request))
+
+
+def _in_torch(labels: Tensor, words: Tensor, request: SampleRequest) -> Any:
+    return sampling.sample_in_torch(labels, words, *request)
 
 
 def _samplers_of_forms() -> dict[str, StaticSampler]:
-    forms = {"NumPy table": HostTable, "NumPy blocks": HostBlocks, "table": MemberTable}
-    forms |= {f"blocks of {width}": _blocks(width) for width in (64, 96, 120)}
-    return {name: _Formed(form) for name, form in forms.items()}
-
-
-def _blocks(width: int) -> type:
-    class Blocks(MemberBlocks):
-        @classmethod
-        def of(cls, labels: Tensor, background: int | None) -> MemberBlocks:
-            return MemberBlocks.of(labels, background, width=width)
-
-    return Blocks
+    forms = {
+        "NumPy table": (sampling_cpu.sample_with, sampling_cpu.CpuTable),
+        "NumPy blocks": (sampling_cpu.sample_with, sampling_cpu.CpuBlocks),
+        "table": (sampling.sample_with, sampling.MemberTable),
+        "blocks": (sampling.sample_with, sampling.MemberBlocks),
+    }
+    return {
+        name: _Formed(functools.partial(sample, form)) for name, (sample, form) in forms.items()
+    }
 
 
 def _balanced_peers(work: Work) -> dict[str, Peer]:

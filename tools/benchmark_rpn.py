@@ -31,9 +31,9 @@ from tqdm import tqdm
 from versions import versions
 
 from d2_static_sampler import install_sampler
-from d2_static_sampler.engine.peak_memory import peak_bytes
 from d2_static_sampler.modeling import has_static_step
 from d2_static_sampler.modeling.static_rpn import AnchorPredictions
+from d2_static_sampler.profiling.peak_memory import peak_bytes
 
 STRIDES = {"p2": 4, "p3": 8, "p4": 16, "p5": 32, "p6": 64}
 STOCK = "Detectron2"

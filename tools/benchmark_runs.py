@@ -30,7 +30,7 @@ from d2_static_sampler import SamplerHook, install_sampler
 from d2_static_sampler.engine import amp_trainer, read_steps
 from d2_static_sampler.engine.hooks import STEP_LOG
 from d2_static_sampler.modeling import has_static_step, installed_samplers
-from d2_static_sampler.static_step.deferred import deferred_metrics
+from d2_static_sampler.modeling.deferred import deferred_metrics
 
 BOXES_PER_IMAGE = 7  # COCO has 7.3
 Row = dict[str, Any]

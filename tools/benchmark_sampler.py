@@ -35,8 +35,8 @@ from torch.utils.benchmark import Timer
 from tqdm import tqdm
 from versions import versions
 
-from d2_static_sampler.engine.op_counter import count_data_dependent_ops
-from d2_static_sampler.engine.peak_memory import peak_bytes
+from d2_static_sampler.profiling.op_counter import count_data_dependent_ops
+from d2_static_sampler.profiling.peak_memory import peak_bytes
 
 BLOCK_SECONDS = 0.02  # an implementation's time in one round, at least
 

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from d2_static_sampler.engine.captured_graphs import CapturedGraphs
-from d2_static_sampler.engine.step_phases import PHASES, count_ops_by_phase, count_waits
+from d2_static_sampler.profiling.captured_graphs import CapturedGraphs
+from d2_static_sampler.profiling.step_phases import PHASES, count_ops_by_phase, count_waits
 
 NMS = "d2_static_sampler::nms_topk"
 

@@ -10,7 +10,7 @@ import detectron2
 from tabulate import tabulate
 
 import d2_static_sampler
-from d2_static_sampler.engine.step_phases import PHASES
+from d2_static_sampler.profiling.step_phases import PHASES
 
 Rows = list[dict[str, Any]]
 TITLES = {
@@ -26,7 +26,7 @@ Weights are random, the RPN's box deltas zero; counted is the second forward. Co
 and device (tolist(), to()) wait on CUDA too, but are no operation on a CPU and not counted.
 naive is Detectron2 itself. static on a CPU is counted as the torch operations that other devices
 run; where nobody counts, and so in its trace, it selects in NumPy.
-compiled is installed with use_numpy=False: on a CPU it would select in NumPy and compile nothing.
+compiled is installed with compiles_cpu=True: by default it compiles nothing on a CPU.
 A compiled function runs eagerly under a counter, so its sampling has no count: see its graphs.
 +step is the static step. Its nms_topk is one operation to the counter, which does not depend on
 data by itself; inside, the suppression of overlapping boxes waits for the device, for each image.

@@ -33,12 +33,12 @@ from versions import versions
 
 from d2_static_sampler import build_label_sampler, install_sampler
 from d2_static_sampler.config import check_sampler_config
-from d2_static_sampler.engine.captured_graphs import CapturedGraphs
 from d2_static_sampler.engine.checks import check_numbers
-from d2_static_sampler.engine.step_phases import STEP, StepPhases, count_ops_by_phase
 from d2_static_sampler.modeling import static_graphs
+from d2_static_sampler.modeling.deferred import deferred_metrics
+from d2_static_sampler.profiling.captured_graphs import CapturedGraphs
+from d2_static_sampler.profiling.step_phases import STEP, StepPhases, count_ops_by_phase
 from d2_static_sampler.samplers import CompiledSampler
-from d2_static_sampler.static_step.deferred import deferred_metrics
 
 MIN_SIZE = 32  # smaller images leave no room for three boxes
 CONFIG_KEY = re.compile(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*")
@@ -52,7 +52,7 @@ def make_sampler(cfg: CfgNode, name: str) -> Any:
     cfg = cfg.clone()
     cfg.MODEL.SAMPLER.IMPL = impl
     # In a compiled static step other operations are compiled anyway.
-    options = {"use_numpy": False} if impl == "compiled" and not has_step else {}
+    options = {"compiles_cpu": True} if impl == "compiled" and not has_step else {}
     return build_label_sampler(cfg, **options)
 
 

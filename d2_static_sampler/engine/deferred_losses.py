@@ -12,7 +12,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage, get_event_storage
 from torch import Tensor
 
-from ..static_step.deferred import PERIOD, Deferred, DeferredMetrics, deferred_metrics
+from ..modeling.deferred import PERIOD, Deferred, DeferredMetrics, deferred_metrics
 
 logger = logging.getLogger(f"detectron2.{__name__}")
 

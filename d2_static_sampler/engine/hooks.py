@@ -13,7 +13,7 @@ from detectron2.utils import comm
 
 from ..config import check_sampler_config, integer_choices, is_integer, shown
 from ..modeling import HeadSampler, has_static_step, installed_samplers, static_graphs
-from ..static_step.deferred import PERIOD, deferred_metrics
+from ..modeling.deferred import PERIOD, deferred_metrics
 from .deferred_losses import DeferredLosses
 from .row_exchange import RowExchange
 from .step_log import Row, StepLog, read_steps, summarize_steps

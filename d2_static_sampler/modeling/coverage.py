@@ -27,8 +27,8 @@ from detectron2.structures import BitMasks, Boxes, ImageList, Instances, Keypoin
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..static_step.box_losses import BOX_LOSSES
-from ..static_step.pooling import can_pool
+from ..losses.boxes import BOX_LOSSES
+from .pooling import can_pool
 from .stock import Functions, Methods, faults_of_process, has_hooks
 from .subclass import plain_class
 

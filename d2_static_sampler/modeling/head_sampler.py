@@ -8,16 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..samplers import (
-    CompiledSampler,
-    LabelSample,
-    LabelSampler,
-    StaticSampler,
-    Taker,
-    seeded_words,
-)
-from ..samplers.request import SampleRequest
-from ..samplers.selection import Form
+from ..ops.sampling import SampleRequest
+from ..samplers import CompiledSampler, Drawing, LabelSample, LabelSampler, seeded_words
 
 
 class HeadSampler:
@@ -37,7 +29,6 @@ class HeadSampler:
         self.head = head
         self.seed = seed
         self.calls = 0
-        self._forms: dict[SampleRequest, Form] = {}
 
     @property
     def impl(self) -> str:
@@ -61,28 +52,23 @@ class HeadSampler:
             words=words,
         )
 
-    def taker(
-        self, shape: Sequence[int], request: SampleRequest, device: torch.device
-    ) -> tuple[Taker, Tensor]:
+    def drawing(self, labels: Tensor, request: SampleRequest) -> tuple[Drawing, Tensor]:
         """This call's sampling in two parts, for a graph of the caller's: function and words.
 
         Only for a sampler that :meth:`can_be_in_graph`.
 
         Args:
-            shape: (B, N), of the labels.
+            labels: (B, N), or anything of that shape on their device.
             request: how many of each class to draw.
-            device: of the labels.
         """
-        assert isinstance(self.sampler, StaticSampler)
-        form = self.sampler.form(shape[1], request.num_samples)
-        form = self._forms.setdefault(request, form)
-        words_shape = form.words_shape(tuple(shape[:1]), shape[1], request.num_samples)
+        assert isinstance(self.sampler, CompiledSampler)
+        shape = self.sampler.words_shape(labels, request.num_samples)
         if self.seed >= 0:
-            words = self._seeded_words(words_shape, device)
+            words = self._seeded_words(shape, labels.device)
         else:
-            words = form.draw_words(words_shape, device=device, generator=None)
+            words = self.sampler.draw_words(shape, device=labels.device)
         self.calls += 1
-        return Taker(self.sampler, form, request), words
+        return self.sampler.drawing(labels, request), words
 
     @property
     def can_be_in_graph(self) -> bool:

@@ -12,9 +12,9 @@ from detectron2.modeling.roi_heads.roi_heads import ROIHeads
 from detectron2.modeling.roi_heads.rotated_fast_rcnn import RROIHeads
 from torch import nn
 
-from ..static_step.deferred import flush_current
 from .choice import check_model, resolve_choice
 from .copied_heads import SUBSAMPLE_LABELS, CopiedHead, is_copied_head, samples_by_itself
+from .deferred import flush_current
 from .head_sampler import HeadSampler
 from .roi_heads import BatchProposalSampler, BatchRotatedProposalSampler, ProposalSampler
 from .rpn import AnchorSampler, BatchAnchorSampler

@@ -13,10 +13,10 @@ from detectron2.modeling.proposal_generator.proposal_utils import add_ground_tru
 from detectron2.structures import Instances
 from torch import Tensor
 
-from ..static_step.anchors import take_boxes
-from ..static_step.regions import Regions, first_slots
-from ..static_step.truth import Truth, batch_boxes
+from ..losses.anchors import take_boxes
+from ..losses.regions import Regions, first_slots
 from .padded import PaddedProposals, as_instances
+from .truth import Truth, batch_boxes
 
 
 class Candidates(NamedTuple):

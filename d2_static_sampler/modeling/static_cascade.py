@@ -9,15 +9,15 @@ from detectron2.modeling.roi_heads.cascade_rcnn import _ScaleGradient
 from detectron2.utils.events import get_event_storage
 from torch import Tensor
 
-from ..static_step.box_losses import apply_box_deltas
-from ..static_step.deferred import deferred_metrics
-from ..static_step.pooling import pool_rois
-from ..static_step.proposals import are_larger, clip_boxes
-from ..static_step.regions import RegionRule, Regions, label_regions, regions_of
-from ..static_step.truth import Truth
+from ..losses.boxes import apply_box_deltas
+from ..losses.regions import RegionRule, Regions, label_regions, regions_of
+from .deferred import deferred_metrics
 from .padded_regions import PaddedRegions
+from .pooling import pool_rois
+from .proposals import are_larger, clip_boxes
 from .static_roi_heads import StaticROIHeads
 from .static_rpn import NOT_A_NUMBER, image_limits, match_rule, quota
+from .truth import Truth
 
 if TYPE_CHECKING:
     from detectron2.modeling.roi_heads import CascadeROIHeads

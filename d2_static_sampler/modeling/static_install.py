@@ -12,7 +12,7 @@ from detectron2.modeling.proposal_generator.rpn import RPN
 from detectron2.modeling.roi_heads import CascadeROIHeads, Res5ROIHeads, StandardROIHeads
 from torch import nn
 
-from ..static_step.graphs import Graphs
+from ..compile import CompiledFunction
 from .coverage import first_fault, first_fault_of_head
 from .roi_heads import BatchProposalSampler
 from .rpn import BatchAnchorSampler
@@ -71,12 +71,12 @@ def has_static_step(model: nn.Module) -> bool:
     return any(ATTRIBUTE in vars(module) for module in model.modules())
 
 
-def static_graphs(model: nn.Module) -> list[Graphs]:
+def static_graphs(model: nn.Module) -> list[CompiledFunction]:
     """What the static step of ``model`` compiles; nothing where its sampler is not compiled."""
-    graphs: list[Graphs] = []
+    graphs: list[CompiledFunction] = []
     for module in model.modules():
         own = vars(module)[ATTRIBUTE].graphs if ATTRIBUTE in vars(module) else None
-        if isinstance(own, Graphs):
+        if isinstance(own, CompiledFunction):
             graphs.append(own)
         elif isinstance(own, RegionGraphs):
             graphs += [own.label_and_sample, own.losses]

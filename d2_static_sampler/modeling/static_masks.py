@@ -14,12 +14,12 @@ from detectron2.structures import BitMasks, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor
 
-from ..static_step.deferred import Deferred, deferred_metrics
-from ..static_step.keypoint_losses import has_visible_keypoint, keypoint_heatmap, keypoint_loss
-from ..static_step.mask_losses import crop_masks, mask_loss_mean, mask_stats
-from ..static_step.regions import Regions
-from ..static_step.transfers import to_device
+from ..losses.keypoints import has_visible_keypoint, keypoint_heatmap, keypoint_loss
+from ..losses.masks import crop_masks, mask_loss_mean, mask_stats
+from ..losses.regions import Regions
+from .deferred import Deferred, deferred_metrics
 from .padded_regions import PaddedRegions
+from .transfers import to_device
 
 
 def mask_losses(head: Any, pooled: Tensor, regions: PaddedRegions) -> dict[str, Tensor]:

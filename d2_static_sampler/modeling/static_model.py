@@ -12,7 +12,7 @@ from detectron2.structures import ImageList, Instances
 from detectron2.utils.events import get_event_storage
 from torch import Tensor, nn
 
-from ..static_step.images import batch_images, batch_size, move_inputs
+from .images import batch_images, batch_size, move_inputs
 from .padded import PaddedProposals, as_instances
 from .static_part import takes_step
 from .static_roi_heads import StaticHeads

@@ -14,12 +14,8 @@ from detectron2.structures import Instances
 from detectron2.utils.events import get_event_storage
 from torch import Tensor
 
-from ..samplers.request import SampleRequest
-from ..static_step.deferred import deferred_metrics
-from ..static_step.graphs import Graphs
-from ..static_step.on_host import most
-from ..static_step.pooling import pool_rois
-from ..static_step.regions import (
+from ..compile import CompiledFunction
+from ..losses.regions import (
     OutputLoss,
     RegionRule,
     Regions,
@@ -30,14 +26,18 @@ from ..static_step.regions import (
     region_step,
     take_regions,
 )
-from ..static_step.truth import Truth, batch_truth
+from ..ops.sampling import SampleRequest
 from .coverage import first_fault_of_head
+from .deferred import deferred_metrics
 from .padded import PaddedProposals
 from .padded_regions import Candidates, PaddedRegions, RegionSource, gather_candidates
+from .pooling import pool_rois
 from .roi_heads import BatchProposalSampler
+from .slots import most
 from .static_masks import keypoint_losses, mask_losses
 from .static_part import part_of, takes_step
 from .static_rpn import INVALID_SOURCES, INVERTED_BOX, NOT_A_NUMBER, box_loss, match_rule, quota
+from .truth import Truth, batch_truth
 
 if TYPE_CHECKING:
     from detectron2.modeling.roi_heads import Res5ROIHeads, StandardROIHeads
@@ -49,11 +49,8 @@ class RegionGraphs:
     """The compiled parts of ROI heads: label and sample; the losses of the boxes."""
 
     def __init__(self) -> None:
-        # B and N, and G of the ground truth; K and the widths of the head do not change.
-        rows = (0, 1)
-        self.label_and_sample = Graphs(region_step, (rows, (0,), rows, rows, rows, rows))
-        batch = (0,)
-        self.losses = Graphs(region_losses, (batch,) * 7)
+        self.label_and_sample = CompiledFunction(region_step, name="The labels of the ROI heads")
+        self.losses = CompiledFunction(region_losses, name="The losses of the ROI heads")
 
 
 class StaticHeads(BatchProposalSampler):
@@ -122,9 +119,9 @@ class StaticHeads(BatchProposalSampler):
         tensors = truth.boxes, truth.count, truth.classes, boxes, is_box
         if (graphs := part_of(self).graphs) is not None:
             request = SampleRequest(self.batch_size_per_image, quota(self), self.num_classes)
-            take, words = self._label_sampler.taker(is_box.shape, request, boxes.device)
+            draw, words = self._label_sampler.drawing(is_box, request)
             result: tuple[Regions, tuple[Tensor, Tensor, Tensor], Tensor]
-            result = graphs.label_and_sample(RegionStep(rule, take), *tensors, words)
+            result = graphs.label_and_sample(RegionStep(rule, draw), *tensors, words)
             return result
         labels = label_regions(rule, *tensors)
         sample = self._sampled(labels.classes)

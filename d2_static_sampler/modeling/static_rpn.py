@@ -12,9 +12,8 @@ import torch
 from detectron2.structures import Boxes, ImageList, Instances
 from torch import Tensor
 
-from ..samplers import LabelSample
-from ..samplers.request import SampleRequest
-from ..static_step.anchors import (
+from ..compile import CompiledFunction
+from ..losses.anchors import (
     AnchorLabels,
     AnchorLosses,
     AnchorStep,
@@ -23,15 +22,17 @@ from ..static_step.anchors import (
     anchor_step,
     label_anchors,
 )
-from ..static_step.deferred import deferred_metrics
-from ..static_step.graphs import Graphs
-from ..static_step.matching import MatchRule
-from ..static_step.proposals import are_larger, clip_boxes, nms_topk, top_candidates
-from ..static_step.transfers import to_device
-from ..static_step.truth import batch_boxes
+from ..ops import nms_topk
+from ..ops.matching import MatchRule
+from ..ops.sampling import SampleRequest
+from ..samplers import LabelSample
+from .deferred import deferred_metrics
 from .padded import PaddedProposals
+from .proposals import are_larger, clip_boxes, top_candidates
 from .rpn import BACKGROUND, BatchAnchorSampler
 from .static_part import part_of, takes_step
+from .transfers import to_device
+from .truth import batch_boxes
 
 DIVERGED = "Predicted boxes or scores contain Inf/NaN. Training has diverged."
 NOT_A_NUMBER = "The overlap of a box with the ground truth is not a number"
@@ -141,13 +142,13 @@ class StaticRPN(BatchAnchorSampler):
     ) -> tuple[AnchorLosses, Tensor]:
         """Labels, sample and losses in one graph."""
         request = SampleRequest(self.batch_size_per_image, quota(self), BACKGROUND)
-        take, words = self._label_sampler.taker(logits.shape, request, logits.device)
+        draw, words = self._label_sampler.drawing(logits, request)
         step = AnchorStep(
             match_rule(self.anchor_matcher),
             self.anchor_boundary_thresh,
             quota(self),
             box_loss(self),
-            take,
+            draw,
         )
         tensors = batch.truth, batch.count, batch.boxes, batch.limits
         sums: tuple[AnchorLosses, Tensor] = part_of(self).graphs(
@@ -177,11 +178,9 @@ class StaticRPN(BatchAnchorSampler):
         return PaddedProposals(_take_rows(boxes, kept), logits.gather(1, kept), count, image_sizes)
 
 
-def anchor_graphs() -> Graphs:
+def anchor_graphs() -> CompiledFunction:
     """What is compiled of an RPN."""
-    # B of every tensor but the anchors, N, and G of the ground truth.
-    dynamic = ((0, 1), (0,), (0,), (0,), (0, 1), (0, 1), (0, 1))
-    return Graphs(anchor_step, dynamic)
+    return CompiledFunction(anchor_step, name="The static step of the RPN")
 
 
 def image_limits(image_sizes: list[tuple[int, int]], device: torch.device) -> Tensor:

@@ -5,16 +5,14 @@ B rows, N candidates, K slots, D features.
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
+from ..ops import pick_ranks
+from ..ops.sampling import IGNORE, SampleRequest
 from .compiled import CompiledSampler
-from .request import IGNORE, SampleRequest, check_request, check_words
-from .selection import is_on_host, pick_ranks, pick_ranks_on_host
+from .request import check_request, check_words
 from .static import StaticSampler
-from .transformed import is_transformed, pick_ranks_as_one
 from .words import draw_words
 
 # One for all calls, so that the compiled one compiles once.
@@ -60,7 +58,7 @@ def sample_balanced(
     if impl not in tuple(_SAMPLERS):
         raise ValueError(f"impl is {impl!r}; choose one of: {', '.join(_SAMPLERS)}")
     request = check_request(labels, num_samples, positive_fraction, bg_label)
-    request = dataclasses.replace(request, fill=True)
+    request = request._replace(fill=True)
     if inputs.shape[: labels.dim()] != labels.shape:
         raise ValueError(
             f"inputs of shape {tuple(inputs.shape)} do not begin with the labels' "
@@ -83,11 +81,7 @@ def _sample(
     sample = sampler.draw(labels, request, words=words[:2])
     num_valid = (sample.num_pos + sample.num_neg)[:, None]
     # A shuffle of the valid slots, as if they were positives; padding stays where it is.
-    if is_transformed():
-        shuffle = pick_ranks_as_one
-    else:
-        shuffle = pick_ranks_on_host if is_on_host(labels, words) else pick_ranks
-    order = shuffle(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
+    order = pick_ranks(words[2:].expand(2, -1, -1), num_valid, num_valid, num_valid)
     return _gather(inputs, labels, sample.index.gather(1, order), sample.is_valid)
 
 

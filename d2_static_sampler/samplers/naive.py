@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..ops.sampling import IGNORE, SampleRequest
 from .registry import LABEL_SAMPLER_REGISTRY
-from .request import IGNORE, SampleRequest, check_request, check_words
+from .request import check_request, check_words
 from .sample import LabelSample, empty_sample
 
 

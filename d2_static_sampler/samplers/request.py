@@ -3,41 +3,12 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from numbers import Real
-from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-IGNORE = -1
-
-Counts = TypeVar("Counts", Tensor, NDArray[np.int64])
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """How many of which class to draw from each row.
-
-    Attributes:
-        num_samples: K, the number of slots a row.
-        quota: the most positives a row may have, ``int(num_samples * positive_fraction)``.
-        background: the label of a negative, or None where no label of that type can have it.
-        fill: whether positives take the slots that negatives are too few for.
-    """
-
-    num_samples: int
-    quota: int
-    background: int | None
-    fill: bool = False
-
-    def split(self, positives: Counts, negatives: Counts) -> tuple[Counts, Counts]:
-        """How many positives and how many negatives are drawn of so many."""
-        quota = (self.num_samples - negatives).clip(min=self.quota) if self.fill else self.quota
-        num_pos = positives.clip(max=quota)
-        return num_pos, negatives.clip(max=self.num_samples - num_pos)
+from ..ops.sampling import IGNORE, SampleRequest
 
 
 def check_request(

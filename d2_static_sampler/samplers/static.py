@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from ..ops import sample_by_rank
+from ..ops.sampling import SampleRequest
 from .registry import LABEL_SAMPLER_REGISTRY
-from .request import SampleRequest, check_request, check_words
-from .sample import LabelSample, empty_sample
-from .selection import (
-    Form,
-    HostForm,
-    MemberKeys,
-    MemberTable,
-    check_selection,
-    choose_form,
-    choose_host_form,
-    is_on_host,
-    take_in_graph,
-    take_on_host,
-)
-from .transformed import is_transformed, sample_as_one
+from .request import check_request, check_words
+from .sample import LabelSample
+from .topk import draw_keys, sample_by_keys
+from .words import draw_words
+
+SELECTIONS = ("auto", "rank", "topk")
 
 
 class StaticSampler:
@@ -32,16 +23,15 @@ class StaticSampler:
     device and in any batch.
 
     Args:
-        select: "rank", "topk" (random keys; its words are one for each candidate) or "auto".
-        use_numpy: whether a CPU selects by rank in NumPy, which mostly takes half of torch's time;
-            it does so only where nobody traces, transforms or counts operations.
+        select: "rank", "topk" (random keys; its words are one for each candidate) or "auto", which
+            is "rank": exact, the same for equal words on every device, many times as fast as top-k
+            for an RPN's rows, and two graphs serve all sizes.
     """
 
-    def __init__(self, select: str = "auto", *, use_numpy: bool = True) -> None:
-        if not isinstance(use_numpy, bool):
-            raise TypeError(f"use_numpy must be True or False, not {use_numpy!r}")
-        self.select = check_selection(select)
-        self.use_numpy = use_numpy
+    def __init__(self, select: str = "auto") -> None:
+        if select not in SELECTIONS:
+            raise ValueError(f"select is {select!r}; choose one of: {', '.join(SELECTIONS)}")
+        self.select = select
 
     def __call__(
         self,
@@ -65,109 +55,37 @@ class StaticSampler:
         words: Tensor | None = None,
     ) -> LabelSample:
         """Sample each row of (N,) or (B, N) labels as ``request`` says."""
-        if is_transformed():
-            return self._draw_as_one(labels, request, generator, words)
-        form = self.form(labels.shape[-1], request.num_samples)
-        shape = form.words_shape(labels.shape[:-1], labels.shape[-1], request.num_samples)
+        shape = self.words_shape(labels, request.num_samples)
         if words is None:
-            words = form.draw_words(shape, device=labels.device, generator=generator)
+            words = self.draw_words(shape, device=labels.device, generator=generator)
         else:
             check_words(words, shape, labels.device)
-        if labels.dim() == 1:
-            words = words.unsqueeze(form.words_batch_dim)
-            return self._sample(form, labels[None], words, request).row(0)
-        return self._sample(form, labels, words, request)
-
-    def _draw_as_one(
-        self,
-        labels: Tensor,
-        request: SampleRequest,
-        generator: torch.Generator | None,
-        words: Tensor | None,
-    ) -> LabelSample:
-        """:meth:`draw` in one operation, and one that draws its words."""
-        # By rank all forms give one sample; which it is, a trace must not ask its example.
-        form = MemberKeys if self.select == "topk" else MemberTable
-        rows = labels if labels.dim() == 2 else labels[None]
-        size, quota = request.num_samples, request.quota
-        if words is None:
-            shape = form.words_shape(rows.shape[:1], rows.shape[1], size)
-            words = form.draw_words(shape, device=labels.device, generator=generator)
-        else:
-            shape = form.words_shape(labels.shape[:-1], labels.shape[-1], size)
-            check_words(words, shape, labels.device)
-            words = words if labels.dim() == 2 else words.unsqueeze(form.words_batch_dim)
-        by_keys = form is MemberKeys
-        sample = LabelSample(
-            *sample_as_one(rows, words, size, quota, request.background, request.fill, by_keys)
-        )
-        return sample if labels.dim() == 2 else sample.row(0)
+        if labels.dim() == 2:
+            return self._sample(labels, words, request)
+        words = words.unsqueeze(0 if self.select == "topk" else 1)
+        return self._sample(labels[None], words, request).row(0)
 
     def words_shape(self, labels: Tensor, num_samples: int) -> tuple[int, ...]:
         """The shape of the words for (N,) or (B, N) labels."""
-        form = self.form(labels.shape[-1], num_samples)
-        return form.words_shape(labels.shape[:-1], labels.shape[-1], num_samples)
+        if self.select == "topk":
+            return tuple(labels.shape)
+        return (2, *labels.shape[:-1], num_samples)
 
-    def form(self, num_candidates: int, num_samples: int) -> Form:
-        """The form of selection for rows of N candidates and K slots."""
-        return choose_form(self.select, num_candidates, num_samples)
+    def draw_words(
+        self,
+        shape: tuple[int, ...],
+        *,
+        device: torch.device,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw words, or keys, of :meth:`words_shape`."""
+        draw = draw_keys if self.select == "topk" else draw_words
+        return draw(shape, device=device, generator=generator)
 
-    def host_form(self, num_candidates: int, num_samples: int) -> HostForm:
-        """The form of the members that NumPy selects from, for N candidates and K slots."""
-        return choose_host_form(num_candidates, num_samples)
-
-    def _sample(
-        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
-    ) -> LabelSample:
+    def _sample(self, labels: Tensor, words: Tensor, request: SampleRequest) -> LabelSample:
         """Sample (B, N) labels."""
-        if labels.numel() == 0 or request.num_samples == 0:
-            return empty_sample(labels, request.num_samples)
-        return self._take(form, labels, words, request)
-
-    def _take(
-        self, form: Form, labels: Tensor, words: Tensor, request: SampleRequest
-    ) -> LabelSample:
-        """Sample (B, N) labels, where none of B, N and K is 0."""
-        if self._is_for_numpy(form, labels, words):
-            host_form = self.host_form(labels.shape[1], request.num_samples)
-            return LabelSample(*take_on_host(host_form, labels, words, request))
-        if self._is_for_numpy_in_graph(form, labels):
-            size, quota = request.num_samples, request.quota
-            background, fill = request.background, request.fill
-            return LabelSample(*take_in_graph(labels, words, size, quota, background, fill))
-        # Without autograd's bookkeeping the many small operations take a sixth less time; in a
-        # graph it stays.
-        with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            taken = form.of(labels, request.background).take(words, request)
-        # What is computed out here are ordinary tensors, which autograd may save.
-        index, is_padding, *counts = taken
-        return LabelSample(index.masked_fill(is_padding, 0), *torch.cat(counts, 1).unbind(1))
-
-    def _is_for_numpy(self, form: Form, labels: Tensor, words: Tensor) -> bool:
-        return self.use_numpy and form is not MemberKeys and is_on_host(labels, words)
-
-    def _is_for_numpy_in_graph(self, form: Form, labels: Tensor) -> bool:
-        on_cpu = self.use_numpy and form is not MemberKeys and labels.device.type == "cpu"
-        return on_cpu and torch.compiler.is_compiling()
-
-
-@dataclass(frozen=True)
-class Taker:
-    """A static sampler whose words are drawn elsewhere, for a graph of its caller's.
-
-    Attributes:
-        sampler: whose copy it is; a compiled one is not compiled on its own here.
-        form: of the selection, whatever the number of candidates: another would be another graph.
-        request: how many of each class to draw.
-    """
-
-    sampler: StaticSampler
-    form: Form
-    request: SampleRequest
-
-    def __call__(self, labels: Tensor, words: Tensor) -> LabelSample:
-        """Sample (B, N) labels with words of the form's shape."""
-        return self.sampler._sample(self.form, labels, words, self.request)
+        sample = sample_by_keys if self.select == "topk" else sample_by_rank
+        return LabelSample(*sample(labels, words, *request))
 
 
 def subsample_labels(
@@ -195,6 +113,6 @@ def subsample_labels(
 
 
 @LABEL_SAMPLER_REGISTRY.register()
-def static(select: str = "auto", *, use_numpy: bool = True) -> StaticSampler:
+def static(select: str = "auto") -> StaticSampler:
     """``IMPL: static``."""
-    return StaticSampler(select, use_numpy=use_numpy)
+    return StaticSampler(select)

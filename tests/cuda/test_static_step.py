@@ -10,7 +10,7 @@ from detectron2.utils.events import EventStorage
 
 from d2_static_sampler import build_label_sampler, install_sampler
 from d2_static_sampler.modeling import static_rpn
-from d2_static_sampler.static_step.deferred import deferred_metrics
+from d2_static_sampler.modeling.deferred import deferred_metrics
 from tests.cuda.test_cuda import ASKED, make_labels, no_synchronisation
 from tests.helpers import make_batch, small_model
 

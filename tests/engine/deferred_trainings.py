@@ -13,8 +13,8 @@ from detectron2.utils.events import EventStorage, JSONWriter, get_event_storage
 from torch import nn
 
 from d2_static_sampler.engine.deferred_losses import DeferredLosses
-from d2_static_sampler.static_step.deferred import deferred_metrics
-from tests.static_step.deferred_helpers import written
+from d2_static_sampler.modeling.deferred import deferred_metrics
+from tests.modeling.deferred_helpers import written
 
 
 class Model(nn.Module):

@@ -13,7 +13,7 @@ from detectron2.engine.hooks import CallbackHook
 from detectron2.utils import comm
 from torch import multiprocessing
 
-from d2_static_sampler.static_step.deferred import deferred_metrics
+from d2_static_sampler.modeling.deferred import deferred_metrics
 from tests.engine.deferred_trainings import (
     DeferHook,
     Model,

@@ -16,7 +16,7 @@ from detectron2.engine.hooks import CallbackHook
 from detectron2.utils.events import EventStorage
 
 from d2_static_sampler.engine.deferred_losses import DeferredLosses
-from d2_static_sampler.static_step.deferred import deferred_metrics
+from d2_static_sampler.modeling.deferred import deferred_metrics
 from tests.engine.deferred_trainings import (
     Model,
     figures,
@@ -25,7 +25,7 @@ from tests.engine.deferred_trainings import (
     state,
     train,
 )
-from tests.static_step.deferred_helpers import count_reads, written
+from tests.modeling.deferred_helpers import count_reads, written
 
 IS_RELEASE = not hasattr(SimpleTrainer, "after_backward")
 

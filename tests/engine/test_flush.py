@@ -21,10 +21,10 @@ from d2_static_sampler import (
     uninstall_sampler,
 )
 from d2_static_sampler.modeling import has_static_step
-from d2_static_sampler.static_step.deferred import deferred_metrics
+from d2_static_sampler.modeling.deferred import deferred_metrics
 from tests.helpers import small_config
+from tests.modeling.deferred_helpers import count_reads, written
 from tests.modeling.models import MODELS
-from tests.static_step.deferred_helpers import count_reads, written
 
 TINY = MODELS["faster_fpn"]()
 FIGURE = "rpn/num_pos_anchors"

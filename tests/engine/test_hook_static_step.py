@@ -13,8 +13,7 @@ from detectron2.utils.events import JSONWriter
 from d2_static_sampler import SamplerHook, install_sampler, uninstall_sampler
 from d2_static_sampler.engine import read_steps
 from d2_static_sampler.modeling import has_static_step, static_graphs
-from d2_static_sampler.static_step import graphs
-from d2_static_sampler.static_step.deferred import PERIOD, deferred_metrics
+from d2_static_sampler.modeling.deferred import PERIOD, deferred_metrics
 from tests.helpers import make_batch, small_config, small_model
 
 
@@ -93,7 +92,7 @@ def test_times_of_a_compiled_step(tmp_path, simulated, monkeypatch):
         simulated.sleep(1)
         return graph.forward
 
-    monkeypatch.setattr(graphs, "compile_fx", compile_in_a_second)
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda _: compile_in_a_second)
     trainer = make_trainer(tmp_path, impl="compiled")
     trainer.train(0, 3)
     rows = read_steps(tmp_path / "step_times.jsonl")

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from d2_static_sampler import install_sampler, uninstall_sampler
 from d2_static_sampler.modeling.static_part import takes_step
 from tests.modeling.models import MODELS
-from tests.static_step.test_step import SEED, train_once
+from tests.modeling.test_step import SEED, train_once
 
 
 @pytest.fixture(scope="module")

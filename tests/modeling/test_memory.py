@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from d2_static_sampler import install_sampler
-from d2_static_sampler.engine.peak_memory import peak_bytes
+from d2_static_sampler.profiling.peak_memory import peak_bytes
 from tests.helpers import small_model
 
 SIZE = 96

@@ -12,9 +12,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from d2_static_sampler import sample_balanced
-from d2_static_sampler.samplers import balanced
 
-from ..helpers import sampler_by
+# Graphs as they are: tests/samplers/test_compiled.py has them compiled.
+pytestmark = pytest.mark.usefixtures("eager_graphs")
 
 # Positives, negatives, samples, fraction: how many of each are sampled.
 REGIMES = {
@@ -30,14 +30,6 @@ REGIMES = {
     "no samples": ((50, 60, 0, 0.5), (0, 0)),
     "odd": ((50, 60, 7, 0.5), (3, 4)),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled():
-    """Really compiled: on a CPU it would be NumPy's otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(balanced._SAMPLERS, "compiled", sampler_by("compiled"))
-        yield
 
 
 def candidates(rows: int, num_pos: int, num_neg: int, *, ignored: int = 20) -> Tensor:

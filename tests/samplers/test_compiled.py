@@ -20,7 +20,7 @@ ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 def test_two_graphs_serve_every_size_and_batch():
     static, compiled = (
         build_label_sampler("static"),
-        build_label_sampler("compiled", use_numpy=False),
+        build_label_sampler("compiled", compiles_cpu=True),
     )
     for rows in (2, 1, 3, 2, 5):
         for n in (40, 700, 3000, 10_001):
@@ -41,7 +41,7 @@ def test_two_graphs_serve_every_size_and_batch():
 
 
 def test_words_of_any_layout_and_mode_use_the_same_graphs():
-    compiled = build_label_sampler("compiled", use_numpy=False)
+    compiled = build_label_sampler("compiled", compiles_cpu=True)
     labels = torch.randint(-1, 3, (3, 300))
     words = torch.randint(1 << 62, (2, 3, 64))
     with torch.inference_mode():
@@ -63,11 +63,11 @@ def test_on_a_cpu_numpy_samples_and_it_says_so(caplog):
         assert torch.equal(sampler(labels, **ASKED, words=words).index, expected.index)
     assert sampler.num_graphs == 0
     assert not sampler.is_eager
-    assert caplog.text.count("sampled in NumPy: there is nothing to compile") == 1
+    assert caplog.text.count("sampled by its kernel: there is nothing to compile") == 1
 
 
 def test_nothing_to_sample_is_no_failure_to_compile():
-    compiled = build_label_sampler("compiled", use_numpy=False)
+    compiled = build_label_sampler("compiled", compiles_cpu=True)
     for labels, num_samples in ((torch.zeros(2, 0), 4), (torch.zeros(0, 5), 4), (torch.ones(5), 0)):
         asked = {"num_samples": num_samples, "positive_fraction": 0.5, "bg_label": 0}
         assert not compiled(labels.long(), **asked).is_valid.any()
@@ -92,7 +92,7 @@ def test_in_a_graph_of_the_callers(impl):
 
 
 def test_a_copy_compiles_its_own():
-    compiled = build_label_sampler("compiled", use_numpy=False)
+    compiled = build_label_sampler("compiled", compiles_cpu=True)
     compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)
     assert compiled.num_graphs
     for clone in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
@@ -102,7 +102,7 @@ def test_a_copy_compiles_its_own():
 SCRIPT = """
 import torch
 from d2_static_sampler.samplers import build_label_sampler
-sampler = build_label_sampler("compiled", use_numpy=False)
+sampler = build_label_sampler("compiled", compiles_cpu=True)
 labels = torch.randint(-1, 3, (2, 300))
 for _ in range(3):
     sample = sampler(labels, num_samples=32, positive_fraction=0.5, bg_label=0)
@@ -129,6 +129,6 @@ def test_where_it_cannot_compile_it_warns_once_and_stays_static(broken, tmp_path
     else:
         run = run_script([str(script)], tmp_path)
     assert run.returncode == 0, run.stderr
-    assert run.stderr.count("runs as 'static' from here on") == 1
+    assert run.stderr.count("runs uncompiled from here on") == 1
     assert "C++ compiler" in run.stderr
     assert "Traceback" not in run.stderr

@@ -10,6 +10,9 @@ from d2_static_sampler import build_label_sampler, subsample_labels
 
 from ..helpers import STATIC_WAYS, WAYS, sampler_by
 
+# Graphs as they are: tests/samplers/test_compiled.py has them compiled.
+pytestmark = pytest.mark.usefixtures("eager_graphs")
+
 FRACTIONS = (0.0, 0.25, 0.29, 1 / 3, 0.5, 0.7, 1.0)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from d2_static_sampler.engine.peak_memory import peak_bytes
-from d2_static_sampler.samplers.selection.planes import BLOCK_WIDTH
+from d2_static_sampler.ops.sampling import BLOCK_WIDTH
+from d2_static_sampler.profiling.peak_memory import peak_bytes
 
 from ..helpers import STATIC_WAYS, sampler_by
 

@@ -14,6 +14,9 @@ from d2_static_sampler.samplers import draw_words
 
 from ..helpers import STATIC_WAYS, sampler_by
 
+# Graphs as they are: tests/samplers/test_compiled.py has them compiled.
+pytestmark = pytest.mark.usefixtures("eager_graphs")
+
 ASKED = {"num_samples": 32, "positive_fraction": 0.5, "bg_label": 0}
 SHAPES = [(2, 300), (2, 3000), (1, 40_000), (3, 3000)]
 

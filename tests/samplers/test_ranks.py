@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from d2_static_sampler.samplers.selection import pick_ranks
+from d2_static_sampler.ops.sampling import pick_in_torch as pick_ranks
 
 
 def shuffle(words: list[int], n: int, m: int) -> list[int]:

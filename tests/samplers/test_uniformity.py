@@ -15,9 +15,7 @@ from scipy.stats import chi2, chisquare
 from torch import Tensor
 
 from d2_static_sampler import build_label_sampler
-from d2_static_sampler.samplers import static
-from d2_static_sampler.samplers.selection import MemberBlocks, MemberTable, choose_form
-from d2_static_sampler.samplers.selection.host_members import HostBlocks, HostTable
+from d2_static_sampler.samplers import LabelSampler
 
 from ..helpers import STATIC_WAYS, sampler_by
 
@@ -30,26 +28,9 @@ MIXES = (
     (-1, -1, 1),
     (-1, -1),
 )
-
-
-CHOICES = ("choose_form", "choose_host_form")
-
-
-@pytest.fixture(params=["naive", *itertools.product(STATIC_WAYS, ("table", "blocks"))], ids=str)
-def sampler(request, monkeypatch):
-    """Table and blocks are the two forms of the static sampler, in NumPy and in torch."""
-    if request.param == "naive":
-        return sampler_by("naive")
-    way, form = request.param
-    forms = {"table": (MemberTable, HostTable), "blocks": (MemberBlocks, HostBlocks)}[form]
-    for choice, chosen in zip(CHOICES, forms, strict=True):
-        monkeypatch.setattr(static, choice, lambda *_, chosen=chosen: chosen)
-    return sampler_by(way)
-
-
-@pytest.fixture(scope="module")
-def compiled():
-    return sampler_by("compiled")
+# Candidates of a row, the rest ignored: a table of the members serves short rows, blocks of them
+# long ones.
+LENGTHS = (0, 900)
 
 
 def all_words(draws: list[tuple[int, int]], num_samples: int) -> Tensor:
@@ -62,9 +43,12 @@ def all_words(draws: list[tuple[int, int]], num_samples: int) -> Tensor:
     return words
 
 
-def check_every_outcome(sampler, mix: tuple[int, ...], num_samples: int, fraction: float) -> None:
+def check_every_outcome(
+    sampler: LabelSampler, mix: tuple[int, ...], num_samples: int, fraction: float, length: int = 0
+) -> None:
     """Among the samples of all words, each ordered sample there is occurs exactly once."""
     labels = torch.tensor(mix)
+    labels = torch.cat([labels, labels.new_full((max(0, length - len(mix)),), -1)])
     positives, negatives = (labels > 0).nonzero().flatten(), (labels == 0).nonzero().flatten()
     num_pos = min(len(positives), int(num_samples * fraction))
     num_neg = min(len(negatives), num_samples - num_pos)
@@ -83,16 +67,20 @@ def check_every_outcome(sampler, mix: tuple[int, ...], num_samples: int, fractio
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("num_samples", [1, 3, 5])
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 1.0])
-def test_every_ordered_sample_is_equally_likely(sampler, mix, num_samples, fraction):
-    check_every_outcome(sampler, mix, num_samples, fraction)
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("way", ["naive", *STATIC_WAYS])
+def test_every_ordered_sample_is_equally_likely(way, length, mix, num_samples, fraction):
+    check_every_outcome(sampler_by(way), mix, num_samples, fraction, length)
 
 
-@pytest.mark.parametrize(("k", "n", "form"), [(5, 7, MemberTable), (3, 900, MemberBlocks)])
-def test_every_ordered_sample_is_equally_likely_compiled(compiled, k, n, form):
-    """Both forms: the first call for a number of samples settles which."""
-    assert choose_form("auto", n, k) is form
-    for mix in (MIXES[0] + (-1,) * (n - 7), *MIXES):
-        check_every_outcome(compiled, mix, k, 0.5)
+@pytest.mark.usefixtures("eager_graphs")
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_ordered_sample_is_equally_likely_compiled(length):
+    """The first call for a number of samples settles the form of the members."""
+    compiled = sampler_by("compiled")
+    check_every_outcome(compiled, MIXES[0], 3, 0.5, length)
+    for mix in MIXES:
+        check_every_outcome(compiled, mix, 3, 0.5)
     assert not compiled.is_eager
 
 

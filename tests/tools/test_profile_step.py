@@ -11,7 +11,7 @@ import profile_step
 import pytest
 
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY
-from d2_static_sampler.engine.step_phases import PHASES, count_waits
+from d2_static_sampler.profiling.step_phases import PHASES, count_waits
 from d2_static_sampler.samplers import StaticSampler
 from tests.processes import run_script
 
@@ -130,7 +130,7 @@ def test_a_compiled_sampler_shows_its_graphs(tmp_path, capsys):
         assert row[kind]["total"] is row[kind]["by_phase"]["sample"] is None
         assert row[kind]["by_phase"]["match"] > 0
     printed = capsys.readouterr().out
-    assert "use_numpy=False" in printed
+    assert "compiles_cpu=True" in printed
     operations = ", ".join(str(graph["ops"]["total"]) for graph in graphs["each"])
     assert f"| {operations} " in printed
 

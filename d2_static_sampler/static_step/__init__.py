@@ -1,1 +1,0 @@
-"""A training step of an R-CNN with fixed shapes."""
