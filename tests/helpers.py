@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,10 @@ NARROW = (
 )  # fmt: skip
 
 
+needs_inductor = pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
+    reason="with ATEN_CPU_CAPABILITY=default Inductor writes C++ that does not compile",
+)
 KERNELS = (sample_by_rank, pick_ranks, match_op, roi_align_levels, roi_align_level_backward)
 
 

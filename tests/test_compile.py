@@ -13,6 +13,7 @@ from d2_static_sampler.compile import CompiledFunction
 from d2_static_sampler.modeling.static_install import static_graphs
 from d2_static_sampler.ops.matching import MatchRule, match_boxes, match_in_torch
 from d2_static_sampler.profiling.op_counter import count_data_dependent_ops
+from tests.helpers import needs_inductor
 from tests.modeling.models import MODELS
 from tests.modeling.test_step import SEED, assert_close, train_once
 
@@ -100,6 +101,7 @@ def test_matching_in_a_graph(eager_graphs, rule):
     assert function.num_graphs <= 2
 
 
+@needs_inductor
 def test_matching_through_inductor():
     """One graph, and the bits of NumPy's overlaps: the low-quality matches compare for equality."""
     function = compiled_function(matched)

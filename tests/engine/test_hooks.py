@@ -83,6 +83,7 @@ def test_a_row_an_iteration(tmp_path, impl):
     assert [row["warmup"] for row in rows] == [True, True, False, False]
 
 
+@pytest.mark.usefixtures("eager_graphs")
 def test_an_iteration_that_compiles_is_warmup(tmp_path):
     batches = [make_batch((1, 1), size=64), make_batch((1,), size=64)]
     loader = (batches[i == 3] for i in range(10))

@@ -23,6 +23,7 @@ from d2_static_sampler.losses.boxes import (
     box_loss_sum,
 )
 from d2_static_sampler.profiling.op_counter import count_data_dependent_ops
+from tests.helpers import needs_inductor
 
 CLAMP = math.log(1000.0 / 16)
 WEIGHTS = {"rpn": (1.0, 1.0, 1.0, 1.0), "roi": (10.0, 10.0, 5.0, 5.0), "odd": (1.5, 2.5, 3.5, 0.7)}
@@ -239,7 +240,10 @@ def test_runs_without_data(kind: str) -> None:
     assert are_ordered(slots[1], slots[3]).shape == are_valid_sources(*slots[2:]).shape == ()
 
 
-@pytest.mark.parametrize(("kind", "backend"), [("ciou", "eager"), ("smooth_l1", "inductor")])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("ciou", "eager"), pytest.param("smooth_l1", "inductor", marks=needs_inductor)],
+)
 def test_compiles_to_one_graph(kind: str, backend: str) -> None:
     compiled = torch.compile(ours, fullgraph=True, backend=backend)
     slots = make_slots(40)

@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from d2_static_sampler.modeling.pooling import can_pool, levels_of_boxes, pool_rois
 from d2_static_sampler.ops import pooling
 from d2_static_sampler.profiling.op_counter import count_data_dependent_ops
+from tests.helpers import needs_inductor
 from tests.ops.pooling_cases import (
     CHANNELS,
     SIDE,
@@ -79,6 +80,7 @@ def test_one_graph_for_every_count(dtype: torch.dtype, strides: tuple[int, ...])
     assert graphs.frame_count == 1
 
 
+@needs_inductor
 @of_4_and_1
 def test_inductor_gives_the_same_bits(strides: tuple[int, ...]) -> None:
     torch._dynamo.reset()

@@ -101,6 +101,7 @@ def test_a_sampler_has_none_and_as_many_operations_at_every_batch_size(select, l
     assert len(num_ops) == 1
 
 
+@pytest.mark.usefixtures("eager_graphs")
 def test_counting_leaves_a_compiled_sampler_compiled():
     sampler = build_label_sampler("compiled", compiles_cpu=True)
     labels = torch.randint(-1, 2, (2, 300))

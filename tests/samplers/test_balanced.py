@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from d2_static_sampler import sample_balanced
+from tests.helpers import needs_inductor
 
 # Graphs as they are: tests/samplers/test_compiled.py has them compiled.
 pytestmark = pytest.mark.usefixtures("eager_graphs")
@@ -133,6 +134,7 @@ def test_compiled_is_static_for_equal_words(num_pos, num_neg):
         assert torch.equal(static, compiled)
 
 
+@needs_inductor
 @pytest.mark.parametrize("num_neg", [30, 900])
 def test_in_a_graph_of_the_callers(num_neg):
     """In one graph, without a break, for short rows and long ones: eager's values and gradients."""

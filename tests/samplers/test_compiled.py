@@ -12,11 +12,13 @@ import torch
 
 from d2_static_sampler import build_label_sampler
 from d2_static_sampler.samplers import compiled as compiled_module
+from tests.helpers import needs_inductor
 from tests.processes import run_script
 
 ASKED = {"num_samples": 64, "positive_fraction": 0.5, "bg_label": 0}
 
 
+@needs_inductor
 def test_two_graphs_serve_every_size_and_batch():
     static, compiled = (
         build_label_sampler("static"),
@@ -40,6 +42,7 @@ def test_two_graphs_serve_every_size_and_batch():
     assert not compiled.is_eager
 
 
+@needs_inductor
 def test_words_of_any_layout_and_mode_use_the_same_graphs():
     compiled = build_label_sampler("compiled", compiles_cpu=True)
     labels = torch.randint(-1, 3, (3, 300))
@@ -75,6 +78,7 @@ def test_nothing_to_sample_is_no_failure_to_compile():
     assert compiled.num_graphs == 0
 
 
+@needs_inductor
 @pytest.mark.parametrize("impl", ["static", "compiled"])
 def test_in_a_graph_of_the_callers(impl):
     """One graph for all sizes of long rows, and the samples that it has outside."""
@@ -91,6 +95,7 @@ def test_in_a_graph_of_the_callers(impl):
         assert torch.equal(picked(labels, words), expected)
 
 
+@needs_inductor
 def test_a_copy_compiles_its_own():
     compiled = build_label_sampler("compiled", compiles_cpu=True)
     compiled(torch.ones(2, 9, dtype=torch.int64), **ASKED)

@@ -93,6 +93,7 @@ def test_views(static):
         assert torch.equal(sample.index, static(view.clone(), **ASKED, words=words).index)
 
 
+@pytest.mark.usefixtures("eager_graphs")
 def test_compiled_is_static_for_equal_words(static, compiled):
     """At most three graphs for all sizes and batches."""
     before = compiled.num_graphs
@@ -107,6 +108,7 @@ def test_compiled_is_static_for_equal_words(static, compiled):
     assert 1 <= compiled.num_graphs - before <= 3
 
 
+@pytest.mark.usefixtures("eager_graphs")
 def test_compiled_draws_keys_as_static_does(static, compiled):
     """Also where there are fewer candidates than slots."""
     for mix in ("fewer than slots", "both short"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import needs_inductor
 from tests.processes import Completed, run_script
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "benchmark_sampler.py"
@@ -37,6 +38,7 @@ def test_a_row_an_implementation_and_shape(tmp_path):
         assert row["commit"]
 
 
+@needs_inductor
 def test_every_peer_does_the_same_work(tmp_path):
     """Or its row says how it differs."""
     path = tmp_path / "rows.csv"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import profile_step
 import pytest
 
+from tests.helpers import needs_inductor
 from tests.tools.test_profile_step import SMALL, read_rows
 
 
@@ -36,6 +37,7 @@ def test_every_phase_has_its_part(profiled):
     assert [cell.strip() for cell in line.strip("|").split("|")[2:]] == ["0"] * 8 + ["1"]
 
 
+@needs_inductor
 def test_a_compiled_step_shows_its_graphs(tmp_path):
     profile_step.main(
         ["--impl", "compiled+step", "--images", "2", "--output", str(tmp_path), *SMALL]

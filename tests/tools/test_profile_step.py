@@ -13,6 +13,7 @@ import pytest
 from d2_static_sampler import LABEL_SAMPLER_REGISTRY
 from d2_static_sampler.profiling.step_phases import PHASES, count_waits
 from d2_static_sampler.samplers import StaticSampler
+from tests.helpers import needs_inductor
 from tests.processes import run_script
 
 from ..helpers import CONFIGS
@@ -117,6 +118,7 @@ def test_traces_have_the_phases_as_ranges(profiled):
         assert ranges["sample"] == (2 * images if impl == "naive" else 2)
 
 
+@needs_inductor
 def test_a_compiled_sampler_shows_its_graphs(tmp_path, capsys):
     profile_step.main(["--impl", "compiled", "--images", "2", "--output", str(tmp_path), *SMALL])
     row = read_rows(tmp_path)["compiled", 2]
