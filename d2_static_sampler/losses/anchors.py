@@ -19,12 +19,10 @@ from .classes import objectness_loss_sum
 
 IGNORE = -1
 
-Sampler = Callable[[Tensor], LabelSample]
-
 
 @dataclass(frozen=True)
 class BoxLoss:
-    """A regression loss: its kind, as in :mod:`.box_losses`, and its constants."""
+    """A regression loss: its kind, as in :mod:`.boxes`, and its constants."""
 
     kind: str
     weights: tuple[float, float, float, float]

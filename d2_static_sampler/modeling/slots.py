@@ -14,8 +14,8 @@ _looks = True  # whether a CPU looks at counts
 def most(counts: Tensor, limit: int) -> int:
     """How many slots a batch needs.
 
-    The one place of the static step that may look at data: on a CPU, where nobody waits for a
-    device, slots that no image fills are left out.
+    The one place of the static step, besides kernels, that may look at data: on a CPU, where nobody
+    waits for a device, slots that no image fills are left out.
 
     Args:
         counts: (B,) int64, those of its images.

@@ -228,6 +228,11 @@ def _roots(pointer: Tensor) -> Tensor:
     return pointer
 
 
+SCHEMA = (
+    "(Tensor labels, Tensor words, SymInt num_samples, SymInt quota, SymInt? background, "
+    "bool fill) -> (Tensor, Tensor, Tensor)"
+)
+
 # Draw the sample of each of the (B, N) rows.
 #
 # labels: (B, N) integer or bool; -1 = ignore.
@@ -236,12 +241,7 @@ def _roots(pointer: Tensor) -> Tensor:
 #
 # Returns (B, K) int64 candidates, 0 in padding; (B,) int64 number of positives; (B,) int64 number
 # of negatives.
-sample_by_rank = operator(
-    "sample_by_rank",
-    sample_in_torch,
-    "(Tensor labels, Tensor words, SymInt num_samples, SymInt quota, SymInt? background, "
-    "bool fill) -> (Tensor, Tensor, Tensor)",
-)
+sample_by_rank = operator("sample_by_rank", sample_in_torch, SCHEMA)
 
 
 @sample_by_rank.register_fake

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .sampling import IGNORE, Sample, SampleRequest, pick_ranks, sample_by_rank
+from .sampling import IGNORE, Sample, SampleRequest, no_sample, pick_ranks, sample_by_rank
 
 Ints = NDArray[np.int64]
 Labels = NDArray[Any]  # of any type of integer
@@ -43,11 +43,9 @@ def _(
     background: int | None,
     fill: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, n = labels.shape
     if labels.numel() == 0 or num_samples == 0:
-        index = torch.zeros((rows, num_samples), dtype=torch.int64)
-        return index, index.new_zeros(rows), index.new_zeros(rows)
-    members = choose_members(n, num_samples)
+        return no_sample(labels, num_samples)
+    members = choose_members(labels.shape[1], num_samples)
     return sample_with(members, labels, words, SampleRequest(num_samples, quota, background, fill))
 
 

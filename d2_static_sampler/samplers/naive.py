@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..ops.sampling import IGNORE, SampleRequest
+from ..ops.sampling import IGNORE, SampleRequest, no_sample
 from .registry import LABEL_SAMPLER_REGISTRY
 from .request import check_request, check_words
-from .sample import LabelSample, empty_sample
+from .sample import LabelSample
 
 
 class NaiveSampler:
@@ -35,7 +35,7 @@ class NaiveSampler:
         if labels.dim() == 1:
             return _sample_row(labels, request, generator, words)
         if len(labels) == 0:
-            return empty_sample(labels, num_samples)
+            return LabelSample(*no_sample(labels, num_samples))
         rows = [
             _sample_row(row, request, generator, None if words is None else words[:, i])
             for i, row in enumerate(labels)

@@ -47,10 +47,3 @@ class LabelSample:
     @property
     def _slot(self) -> Tensor:
         return torch.arange(self.index.shape[-1], device=self.index.device)
-
-
-def empty_sample(labels: Tensor, num_samples: int) -> LabelSample:
-    """The sample of (B, N) labels where there is no row, no candidate or no slot."""
-    index = torch.zeros((len(labels), num_samples), dtype=torch.int64, device=labels.device)
-    none = torch.zeros(len(labels), dtype=torch.int64, device=labels.device)
-    return LabelSample(index, none, none.clone())

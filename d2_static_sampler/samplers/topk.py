@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.operator import operator
-from ..ops.sampling import Sample, SampleRequest, classes_of, leading, no_sample
+from ..ops.sampling import SCHEMA, Sample, SampleRequest, classes_of, leading, no_sample
 
 _KEY_BITS = 31
 _MAX_KEY = (1 << _KEY_BITS) - 1
@@ -60,12 +60,7 @@ def sample_keys_in_torch(
 
 # As :data:`..ops.sample_by_rank`, but that the random input is a key for each candidate: (B, N)
 # int32 above 0, or int64 words that hold them.
-sample_by_keys = operator(
-    "sample_by_keys",
-    sample_keys_in_torch,
-    "(Tensor labels, Tensor keys, SymInt num_samples, SymInt quota, SymInt? background, "
-    "bool fill) -> (Tensor, Tensor, Tensor)",
-)
+sample_by_keys = operator("sample_by_keys", sample_keys_in_torch, SCHEMA)
 
 
 @sample_by_keys.register_fake
